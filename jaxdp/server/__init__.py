@@ -1,0 +1,1 @@
+"""Where it is trained, asynchronously: the parameter server."""

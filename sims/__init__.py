@@ -1,0 +1,1 @@
+"""What if workers, links or devices were uneven: simulation in virtual time."""
