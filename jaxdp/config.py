@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from jaxdp import delays
 from jaxdp.errors import BadInput
 
 SHIPPED = Path(__file__).parent / "configs"
@@ -170,6 +171,11 @@ class Config(Section):
     strategy: StrategyConfig = StrategyConfig()
     server: ServerConfig = ServerConfig()
     stragglers: str = ""
+
+    @model_validator(mode="after")
+    def _stragglers_parse(self) -> Self:
+        delays.parse(self.stragglers, where="stragglers")
+        return self
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

@@ -1,0 +1,107 @@
+"""What a run says about itself: one record a step, one result a measurement. Plain numbers, no JAX.
+
+Unknown is `None`, never 0 and never a guess; `how` says for a dotted key how its number was obtained.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+How = Literal["measured", "compiled", "predicted", "simulated"]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One line of `steps.jsonl`. `step_time_s` is its window's mean: steps inside a window are not timed apart.
+
+    The fields from `worker` on belong to a push to the parameter server.
+    """
+
+    step: int
+    tokens: int
+    loss: float
+    grad_norm: float
+    step_time_s: float
+    data_wait_s: float
+    learning_rate: float
+    worker: int | None = None
+    sequence: int | None = None
+    version: int | None = None
+    staleness: int | None = None
+    applied: bool | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        return values if self.worker is not None else {k: v for k, v in values.items() if k not in _PUSH_ONLY}
+
+
+_PUSH_ONLY = ("worker", "sequence", "version", "staleness", "applied")
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds a step over the timed windows."""
+
+    median: float
+    p10: float
+    p90: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes a device. State is parameters + gradients + optimizer; the device's peak covers the whole process."""
+
+    state_bytes_per_device: int
+    parameter_bytes_per_device: int
+    gradient_bytes_per_device: int
+    optimizer_bytes_per_device: int
+    compiled_bytes_per_device: int | None
+    device_peak_bytes: int | None
+    host_rss_bytes: int
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What `jaxdp bench` found for one strategy. `tokens_per_second` is global."""
+
+    strategy: str
+    devices: int
+    platform: str
+    device_kind: str
+    tokens_per_step: int
+    tokens_per_second: float
+    tokens_per_second_per_device: float
+    step_time_s: StepTime
+    compile_s: float
+    data_wait_share: float
+    mfu_percent: float | None
+    hfu_percent: float | None
+    mfu_formula: str
+    memory: Memory
+    collectives: list[dict[str, Any]]
+    collective_bytes_per_device: int | None
+    collective_bytes_minimum: int
+    loss: dict[str, float]
+    settings: dict[str, Any]
+    run_dir: str | None
+    how: dict[str, How]
+    notes: list[str] = field(default_factory=list)
+    server: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict; what only a parameter server has stands beside the common keys."""
+        values = asdict(self)
+        return values | values.pop("server")
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The linearly interpolated quantile of a non-empty list."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def step_time(seconds: list[float]) -> StepTime:
+    return StepTime(quantile(seconds, 0.5), quantile(seconds, 0.1), quantile(seconds, 0.9), len(seconds))
