@@ -59,9 +59,7 @@ class ModelConfig(Section):
             near = _near_divisor(self.key_value_heads, self.heads)
             raise ValueError(f"kv_heads: {self.key_value_heads} do not divide heads {self.heads}{near}")
         if self.head_dim % 2:
-            raise ValueError(
-                f"heads: a head of width {self.head_dim} is odd, rotary embedding needs an even one"
-            )
+            raise ValueError(f"heads: a head of width {self.head_dim} is odd, rotary embedding needs an even one")
         return self
 
 
@@ -79,9 +77,7 @@ class DataConfig(Section):
         if self.corpus in ("files", "tokens") and not self.path:
             raise ValueError(f"path: corpus {self.corpus!r} needs data.path (a file, folder or glob)")
         if self.corpus in ("stdlib", "synthetic") and self.path:
-            raise ValueError(
-                f"path: corpus {self.corpus!r} reads no path; use data.corpus=files for your own text"
-            )
+            raise ValueError(f"path: corpus {self.corpus!r} reads no path; use data.corpus=files for your own text")
         return self
 
 
@@ -184,16 +180,20 @@ class Config(Section):
         return self
 
 
-def load(sources: Iterable[str] = (), overrides: Iterable[str] = ()) -> Config:
-    """The config of TOML files or shipped names, later ones winning, with `a.b=c` overrides on top.
+def load(sources: Iterable[str] = (), overrides: Iterable[str] = (), flags: Mapping[str, Any] | None = None) -> Config:
+    """The config of TOML files or shipped names, later ones winning, `a.b=c` overrides, then flags on top.
 
+    `flags` maps dotted keys to values; None means not given.
     Raises `BadInput` naming the file or the key, and the nearest valid key.
     """
     merged: dict[str, Any] = {}
     for source in sources or ("nano",):
-        _merge(merged, read_toml(find(source)), where=source)
+        _merge(merged, read_toml(find(source)))
     for override in overrides:
-        _merge(merged, parse_override(override), where=f"--set {override}")
+        _merge(merged, parse_override(override))
+    for key, value in (flags or {}).items():
+        if value is not None:
+            _merge(merged, _nested(key, value))
     return build(merged)
 
 
@@ -215,9 +215,7 @@ def find(source: str) -> Path:
         return path
     if (SHIPPED / f"{source}.toml").is_file():
         return SHIPPED / f"{source}.toml"
-    raise BadInput(
-        f"--config {source}: neither a file nor a shipped config{_suggest(source, shipped_names())}"
-    )
+    raise BadInput(f"--config {source}: neither a file nor a shipped config{_suggest(source, shipped_names())}")
 
 
 def shipped_names() -> list[str]:
@@ -242,9 +240,13 @@ def parse_override(text: str) -> dict[str, Any]:
         parsed: Any = tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
-    for part in reversed(key.strip().split(".")):
-        parsed = {part: parsed}
-    return parsed
+    return _nested(key.strip(), parsed)
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
 
 
 def to_toml(config: Config) -> str:
@@ -265,10 +267,10 @@ def _toml(value: Any) -> str:
     return repr(value)
 
 
-def _merge(into: dict[str, Any], values: Mapping[str, Any], where: str) -> None:
+def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if isinstance(value, Mapping) and isinstance(into.setdefault(key, {}), dict):
-            _merge(into[key], value, where)
+            _merge(into[key], value)
         else:
             into[key] = value
 
@@ -304,9 +306,7 @@ def _suggest(wrong: str, known: Iterable[str]) -> str:
 
 
 def _one_line(error: Any) -> str:
-    where = ".".join(
-        str(part) for part in error["loc"] if isinstance(part, str) and not part.startswith("function")
-    )
+    where = ".".join(str(part) for part in error["loc"] if isinstance(part, str) and not part.startswith("function"))
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{where}.{message}" if where else message

@@ -74,11 +74,12 @@ class Model:
     def random(self) -> bool:
         return self.name not in CONSTANT
 
-    def columns(self, workers: np.ndarray) -> np.ndarray:
-        """The places in `workers` that this model concerns."""
+    def columns(self, workers: np.ndarray) -> slice:
+        """The places in `workers` (distinct) that this model concerns."""
         if self.worker is None:
-            return np.arange(len(workers))
-        return np.flatnonzero(workers == self.worker)
+            return slice(None)
+        place = np.flatnonzero(workers == self.worker)
+        return slice(place[0], place[0] + 1) if len(place) else slice(0, 0)
 
 
 def parse_models(spec: str, where: str) -> tuple[Model, ...]:

@@ -88,7 +88,7 @@ class Delays:
         sums, factors = np.broadcast_to(np.asarray(base_s, np.float64), shape).copy(), np.ones((1, 1))
         for model in sorted(self.models, key=lambda model: model.name in SUMS):  # bases first
             mine = model.columns(workers)
-            if len(mine) == 0 or model.periodic or model.name not in _STEP_VALUES:
+            if not len(workers[mine]) or model.periodic or model.name not in _STEP_VALUES:
                 continue
             values = _STEP_VALUES[model.name](model, self.seed, workers[mine], steps)
             if model.name in BASES:
@@ -124,12 +124,13 @@ class Delays:
         return min(own, default=NO_OUTAGE)
 
     def survive(self, worker: int, start_s: float, seconds: float) -> tuple[float, float]:
-        """When work of `seconds`, begun at `start_s` and begun again after every outage, is done; the time lost."""
-        first_s = start_s
+        """When work of `seconds`, begun at `start_s` and again after every outage, is done; the computing lost."""
+        lost_s = 0.0
         for _ in range(MAX_RETRIES):
             outage = self.next_outage(worker, start_s)
             if start_s + seconds <= outage.start_s:
-                return start_s + seconds, start_s - first_s
+                return start_s + seconds, lost_s
+            lost_s += max(0.0, outage.start_s - start_s)
             start_s = outage.end_s
         raise BadInput(f"fail: worker {worker} never survives a step of {seconds:.3g} s; raise mtbf_s")
 

@@ -3,6 +3,7 @@
 Unknown is `None`, never 0 and never a guess; `how` says for a dotted key how its number was obtained.
 """
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -28,6 +29,10 @@ class StepRecord:
     version: int | None = None
     staleness: int | None = None
     applied: bool | None = None
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
     def to_json(self) -> dict[str, Any]:
         values = asdict(self)
@@ -75,6 +80,7 @@ class BenchResult:
     compile_s: float
     data_wait_share: float
     mfu_percent: float | None
+    mfu_causal_percent: float | None
     hfu_percent: float | None
     mfu_formula: str
     memory: Memory

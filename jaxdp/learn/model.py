@@ -112,9 +112,7 @@ class Transformer(nnx.Module):
         stacked = (jnp.arange(self.model.layers), nnx.to_pure_dict(blocks))
         x_NxD, _ = jax.lax.scan(jax.checkpoint(body, policy=_POLICIES[remat]), x_NxD, stacked)
         head_DxV = self.embed[...].T if self.model.tied else self.head[...]
-        return jnp.matmul(
-            rms_norm(x_NxD, self.final_norm[...]), head_DxV, preferred_element_type=jnp.float32
-        )
+        return jnp.matmul(rms_norm(x_NxD, self.final_norm[...]), head_DxV, preferred_element_type=jnp.float32)
 
 
 def rms_norm(x_NxD: jax.Array, scale_D: jax.Array) -> jax.Array:
@@ -135,25 +133,19 @@ def make_loss_sum(
     """The `LossSum` of the model (see `task`)."""
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: Transformer(model, nnx.Rngs(0))))
 
-    def loss_sum(
-        params: Params, batch: Batch, fetch: Fetch, *, train: bool = True
-    ) -> tuple[jax.Array, jax.Array]:
+    def loss_sum(params: Params, batch: Batch, fetch: Fetch, *, train: bool = True) -> tuple[jax.Array, jax.Array]:
         outer = fetch("outer", {name: leaf for name, leaf in params.items() if name != "blocks"})
         transformer = nnx.merge(graphdef, {**outer, "blocks": params["blocks"]})
         keys_B = None
         if train and model.dropout:
             keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), batch.positions_B)
-        logits_NxV = transformer(
-            batch.inputs_BxT, lambda shards: fetch("block", shards), attention, remat, keys_B
-        )
+        logits_NxV = transformer(batch.inputs_BxT, lambda shards: fetch("block", shards), attention, remat, keys_B)
         return cross_entropy_sum(logits_NxV, batch.targets_BxT.reshape(-1), batch.weights_BxT.reshape(-1))
 
     return loss_sum
 
 
-def cross_entropy_sum(
-    logits_NxV: jax.Array, targets_N: jax.Array, weights_N: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def cross_entropy_sum(logits_NxV: jax.Array, targets_N: jax.Array, weights_N: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The weighted sum of the targets' negative log-likelihoods, and the sum of the weights."""
     weights_N = weights_N.astype(jnp.float32)
     target_N = jnp.take_along_axis(logits_NxV, targets_N[:, None], axis=-1)[:, 0]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jaxdp.config import Config
 from jaxdp.learn.shapes import PARAMETER_BYTES
-from jaxdp.plan.sharding import Layout, layout, mesh_config, mesh_devices, workers
+from jaxdp.plan.sharding import Shards, mesh_config, mesh_devices, shards, workers
 
 COMPUTE_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -36,7 +36,7 @@ def bytes_text(count: float) -> str:
 def memory(config: Config, devices: int, hosts: int = 1, compute_dtype: str | None = None) -> Memory:
     """What the step of `config` needs on each of `devices`."""
     compute_bytes = COMPUTE_BYTES[compute_dtype or _compute_dtype(config)]
-    placed = layout(config, devices, hosts)
+    placed = shards(config, devices, hosts)
     return Memory(
         parameters=sum(leaf.shard_bytes for leaf in placed.leaves),
         optimizer=sum(leaf.optimizer_shard_bytes for leaf in placed.leaves),
@@ -74,7 +74,7 @@ def _compute_dtype(config: Config) -> str:
     return "float32" if config.train.compute_dtype == "auto" else config.train.compute_dtype
 
 
-def _gathered_bytes(config: Config, placed: Layout, compute_bytes: int) -> int:
+def _gathered_bytes(config: Config, placed: Shards, compute_bytes: int) -> int:
     """The largest set of full parameters that is alive at once: one block, and all that lies outside blocks."""
     cut = [leaf for leaf in placed.leaves if any(leaf.params)]
     blocks = sum(leaf.parameter.size // config.model.layers for leaf in cut if leaf.path.startswith("blocks"))

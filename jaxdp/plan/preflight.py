@@ -12,7 +12,7 @@ from jaxdp.errors import BadInput, Refused
 from jaxdp.mesh.flat_layout import flat_layout
 from jaxdp.mesh.rules import ShardRule, Spec, shard_group
 from jaxdp.plan.memory import bytes_text, memory
-from jaxdp.plan.sharding import Layout, Leaf, is_flat, layout, mesh_config, mesh_devices, workers
+from jaxdp.plan.sharding import Leaf, Shards, is_flat, mesh_config, mesh_devices, shards, workers
 
 REPLICATED_TOLERANCE = 0.02
 REPLICATED_NAMED = 5
@@ -68,7 +68,7 @@ def preflight(
         raise BadInput(f"devices {devices}, hosts {hosts}: at least 1 of each is needed")
     if group := _group_undivided(config, devices, hosts):
         return Report(devices, (group,), (), None)
-    placed = layout(config, devices, hosts, rule)
+    placed = shards(config, devices, hosts, rule)
     needed = memory(config, devices, hosts).total
     findings = (
         *_batch(config, devices),
@@ -159,7 +159,7 @@ def _blocks(config: Config, devices: int) -> Iterator[Finding]:
         )
 
 
-def _specs(leaf: Leaf, placed: Layout) -> Iterator[Finding]:
+def _specs(leaf: Leaf, placed: Shards) -> Iterator[Finding]:
     """A rule's mistakes, and cuts that leave shards of different sizes."""
     for kind, spec in (("", leaf.params), ("optimizer state of ", leaf.optimizer)):
         if kind and spec == leaf.params:
@@ -185,7 +185,7 @@ def _specs(leaf: Leaf, placed: Layout) -> Iterator[Finding]:
                 )
 
 
-def _spec_problem(leaf: Leaf, spec: Spec, placed: Layout) -> str | None:
+def _spec_problem(leaf: Leaf, spec: Spec, placed: Shards) -> str | None:
     named = [axis for axis in spec if axis]
     if len(spec) != len(leaf.parameter.shape):
         return f"has {len(spec)} entries for {len(leaf.parameter.shape)} dims"
@@ -198,7 +198,7 @@ def _spec_problem(leaf: Leaf, spec: Spec, placed: Layout) -> str | None:
     return None
 
 
-def _undivided(config: Config, placed: Layout) -> Iterator[Finding]:
+def _undivided(config: Config, placed: Shards) -> Iterator[Finding]:
     """Leaves that the strategy means to shard and no dim of which the mesh divides."""
     cuts = _meant_to_cut(config, placed)
     for leaf in placed.leaves:
@@ -215,7 +215,7 @@ def _undivided(config: Config, placed: Layout) -> Iterator[Finding]:
         )
 
 
-def _replicated(config: Config, placed: Layout) -> Iterator[Finding]:
+def _replicated(config: Config, placed: Shards) -> Iterator[Finding]:
     """The largest leaves left whole where the strategy shards: by mistake, or too many small ones."""
     cuts = _meant_to_cut(config, placed)
     total = sum(leaf.parameter.bytes + leaf.optimizer_bytes for leaf in placed.leaves)
@@ -244,7 +244,7 @@ def _replicated(config: Config, placed: Layout) -> Iterator[Finding]:
         )
 
 
-def _meant_to_cut(config: Config, placed: Layout) -> frozenset[str]:
+def _meant_to_cut(config: Config, placed: Shards) -> frozenset[str]:
     """Which of "params" and "optimizer" the strategy, or else the specs themselves, mean to shard."""
     if placed.axes.get("data", 1) == 1:
         return frozenset()
@@ -258,7 +258,7 @@ def _worth_cutting(config: Config, leaf: Leaf) -> bool:
     return leaf.parameter.bytes >= config.strategy.min_shard_bytes
 
 
-def _divisible(leaf: Leaf, placed: Layout) -> bool:
+def _divisible(leaf: Leaf, placed: Shards) -> bool:
     dims = leaf.parameter.shape[1 if leaf.parameter.in_blocks else 0 :]
     return any(dim % placed.axes["data"] == 0 for dim in dims)
 

@@ -45,7 +45,7 @@ class Leaf:
         return self.moments * self.gradient_shard_bytes
 
 
-class Layout(NamedTuple):
+class Shards(NamedTuple):
     """A mesh's axes and every leaf on it."""
 
     axes: Mapping[str, int]
@@ -80,7 +80,7 @@ def is_flat(config: Config) -> bool:
     return config.strategy.name == "fsdp" and config.strategy.unit == "flat"
 
 
-def layout(config: Config, devices: int, hosts: int = 1, rule: ShardRule | None = None) -> Layout:
+def shards(config: Config, devices: int, hosts: int = 1, rule: ShardRule | None = None) -> Shards:
     """Every leaf on the mesh of `devices`, by the strategy's rule or another.
 
     A dim that its axes don't divide counts as rounded up. Under a parameter server it is one worker's mesh,
@@ -96,14 +96,14 @@ def layout(config: Config, devices: int, hosts: int = 1, rule: ShardRule | None 
         outside = [parameter for parameter in parameters(config.model) if not parameter.in_blocks]
         flat = flat_layout(config.model, devices)
         blocks = Parameter("blocks", (flat.piece_size * devices,))
-        return Layout(
+        return Shards(
             axes,
             (
                 _leaf(blocks, lambda path, shape, axis_sizes: Specs((DATA_AXIS,), (DATA_AXIS,)), axes, held),
                 *(_leaf(parameter, rule, axes, held) for parameter in outside),
             ),
         )
-    return Layout(axes, tuple(_leaf(parameter, rule, axes, held) for parameter in parameters(config.model)))
+    return Shards(axes, tuple(_leaf(parameter, rule, axes, held) for parameter in parameters(config.model)))
 
 
 def _leaf(parameter: Parameter, rule: ShardRule, axes: Mapping[str, int], held: int) -> Leaf:

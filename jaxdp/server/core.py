@@ -120,10 +120,11 @@ class Server:
             self.duplicates += 1
             return _DUPLICATE
         lockstep = self.policy.lockstep
-        if sequence > expected or version > self.version or version < (sequence if lockstep else 0) or tokens < 0:
+        given_out = sequence == expected and 0 <= version <= self.version and tokens >= 0
+        if not given_out or (lockstep and version != sequence):
             raise BadInput(
-                f"push of worker {worker}: sequence {sequence}, version {version}, {tokens} tokens; "
-                f"expected sequence {expected} and a version up to {self.version}"
+                f"push of worker {worker}: sequence {sequence}, version {version}, {tokens} tokens; expected "
+                f"sequence {expected} and a version up to {self.version}{' equal to it' if lockstep else ''}"
             )
         self.sequences[worker] = expected + 1
         push = _new(Push, (worker, sequence, version, tokens, payload))

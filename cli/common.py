@@ -1,0 +1,67 @@
+"""What every command shares: the common options, and one document on stdout."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from jaxdp.config import Config, load, to_toml
+from jaxdp.errors import BadInput
+from jaxdp.mesh.rules import STRATEGIES
+
+ConfigOption = Annotated[
+    list[str] | None,
+    typer.Option("--config", "-c", metavar="FILE_OR_NAME", help="TOML file or shipped name; repeat, later ones win."),
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", "-s", metavar="A.B=C", help="Override one config key; repeat.")
+]
+PrintConfigOption = Annotated[bool, typer.Option("--print-config", help="Print the resolved config as TOML and stop.")]
+DevicesOption = Annotated[
+    int | None, typer.Option("--devices", "-n", min=1, help="Devices to use (default: all; 4 host devices on a CPU).")
+]
+RunDirOption = Annotated[
+    str | None, typer.Option("--run-dir", metavar="DIR", help="Folder of the run's records (default: under runs/).")
+]
+SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of parameters, data order and dropout.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the run that the folder holds.")]
+AllowOption = Annotated[
+    list[str] | None, typer.Option("--allow", metavar="NAME", help="Let a check's finding pass; repeat.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="On an error, show the traceback.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+
+
+def print_json(document: Any) -> None:
+    """Strict JSON: a number that is none is refused rather than printed."""
+    json.dump(document, sys.stdout, allow_nan=False, indent=2)
+    sys.stdout.write("\n")
+
+
+def say(line: str) -> None:
+    """A line for people, on stderr, so that stdout stays a document."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def load_configs(
+    sources: list[str] | None, overrides: list[str] | None, strategies: str | None, flags: dict[str, Any]
+) -> list[Config]:
+    """One config for each of the comma-separated strategies ("all": every one), else the config's own."""
+    names: list[str | None] = list(split_strategies(strategies)) if strategies else [None]
+    return [load(sources or (), overrides or (), {**flags, "strategy.name": name}) for name in names]
+
+
+def split_strategies(text: str) -> list[str]:
+    names = list(STRATEGIES) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise BadInput(f"--strategy {text!r}: names no strategy; known: {', '.join(STRATEGIES)}")
+    if len(set(names)) < len(names):
+        raise BadInput(f"--strategy {text}: names one twice; each is measured once")
+    return names
+
+
+def print_config(configs: list[Config]) -> None:
+    """The resolved config as TOML; of several, the first, since only their strategy differs."""
+    sys.stdout.write(to_toml(configs[0]))

@@ -1,0 +1,113 @@
+"""`jaxdp train`: train a model under one strategy, with checkpoints."""
+
+from typing import Annotated
+
+import typer
+
+from cli.common import (
+    AllowOption,
+    ConfigOption,
+    DebugOption,
+    DevicesOption,
+    JsonOption,
+    OverwriteOption,
+    PrintConfigOption,
+    QuietOption,
+    RunDirOption,
+    SeedOption,
+    SetOption,
+    load_configs,
+    print_config,
+    print_json,
+    say,
+)
+from jaxdp.errors import BadInput
+from jaxdp.run.stop import StopFlag
+
+
+def train(
+    strategy: Annotated[str | None, typer.Option("--strategy", metavar="S", help="ddp, zero1, fsdp or hsdp.")] = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    devices: DevicesOption = None,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=1, metavar="K", help="Stop at this step; the schedule's length is train.steps."),
+    ] = None,
+    resume: Annotated[
+        str, typer.Option("--resume", metavar="auto|never|STEP", help="Continue the run in --run-dir.")
+    ] = "never",
+    save_every: Annotated[
+        int, typer.Option("--save-every", min=0, metavar="K", help="Steps between checkpoints (0: only the last).")
+    ] = 0,
+    eval_every: Annotated[
+        int, typer.Option("--eval-every", min=0, metavar="K", help="Steps between evaluations (0: only the last).")
+    ] = 0,
+    xla_flags: Annotated[
+        bool, typer.Option("--xla-flags/--no-xla-flags", help="XLA's overlap flags for GPUs (listed in run.json).")
+    ] = True,
+    run_dir: RunDirOption = None,
+    overwrite: OverwriteOption = False,
+    seed: SeedOption = None,
+    allow: AllowOption = None,
+    print_config_: PrintConfigOption = False,
+    json_: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Train under one strategy; stop with Ctrl-C or SIGTERM and continue with --resume auto.
+
+    Example: jaxdp train --config tiny --strategy fsdp --run-dir runs/mine --save-every 50
+    """
+    configs = load_configs(config, set_, strategy, {"train.seed": seed})
+    if len(configs) > 1:
+        raise BadInput(f"--strategy {strategy}: train takes one; compare several with jaxdp bench")
+    where = parse_resume(resume, run_dir)
+    if print_config_:
+        print_config(configs)
+        return
+    with StopFlag() as stop:
+        from jaxdp.run.prepare import prepare
+
+        prepared = prepare(
+            configs,
+            devices,
+            name="train",
+            allow=allow or (),
+            run_dir=run_dir,
+            overwrite=overwrite,
+            resume=where != "never",
+            xla_flags=xla_flags,
+        )
+        from cli.progress import StepProgress
+        from jaxdp.run.train import train as run_train
+
+        name = configs[0].strategy.name
+        with StepProgress([name], steps or configs[0].train.steps, shown=not quiet) as progress:
+            summary = run_train(
+                prepared,
+                steps=steps,
+                resume=where,
+                save_every=save_every,
+                eval_every=eval_every,
+                observe=lambda done, note: progress.advance(name, done, note),
+                stop=stop,
+            )
+    if json_:
+        print_json(summary.to_json())
+    else:
+        heldout = "-" if summary.eval_loss is None else f"{summary.eval_loss:.4f}"
+        say(f"step {summary.step}: loss {summary.loss}, held-out loss {heldout}; records: {summary.run_dir}")
+    if stop.exit_code is not None:
+        raise typer.Exit(stop.exit_code)
+
+
+def parse_resume(text: str, run_dir: str | None):
+    """ "auto", "never" or a step's number."""
+    if text != "never" and run_dir is None:
+        raise BadInput(f"--resume {text}: needs --run-dir, the folder of the run to continue")
+    if text in ("auto", "never"):
+        return text
+    if not text.isdecimal():
+        raise BadInput(f"--resume {text}: expected auto, never or a step's number")
+    return int(text)

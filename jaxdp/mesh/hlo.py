@@ -1,0 +1,127 @@
+"""The collectives of a compiled program, with how often each runs: `collectives(compiled.as_text())` (no JAX)."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from jaxdp.mesh.hlo_text import Array, Computation, Instruction, arrays, components, dtype_bits, parse
+from jaxdp.mesh.hlo_walk import Site, walk
+from jaxdp.mesh.replica_groups import Groups, device_groups
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective instruction.
+
+    `bytes` is the size of the whole array, over all `operands`: an all-gather's output, a reduce-scatter's
+    input, what an all-reduce sums. `groups` are device ids in the mesh's order, None if their spelling is
+    unknown; of a permutation they are (source, target) pairs. `count` is how often it runs in one run of the
+    program, None inside a loop of unknown length. `assumption` says what was assumed about a branch around it.
+    """
+
+    kind: str
+    dtypes: tuple[str, ...]
+    bytes: int
+    group_size: int
+    groups: Groups | None
+    count: int | None
+    operands: int
+    name: str
+    op_name: str
+    assumption: str = ""
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of the widest element."""
+        return max(dtype_bits(dtype) for dtype in self.dtypes) // 8
+
+    @property
+    def where(self) -> str:
+        """The part of the model and of the step that it belongs to, for a message."""
+        backward = "backward: " if "transpose(" in self.op_name else ""
+        recomputed = "recomputed: " if "rematted_computation" in self.op_name else ""
+        dull = r"jit\(.*\)|shard_map|while|body|closed_call|eval_jaxpr|checkpoint|rematted_computation|.*jvp\(.*\)|cond"
+        scopes = [part for part in self.op_name.split("/") if part and not re.fullmatch(dull, part)]
+        return f"{backward}{recomputed}{'/'.join(scopes) or self.name}"
+
+
+def collectives(text: str) -> list[Collective]:
+    """The collectives of a compiled program, in its order; raises `JaxdpError` if `text` is not one.
+
+    A `-start` counts for its pair. Of a conditional's branches the one that moves most is taken, unless the
+    loop's counter takes each once (see `hlo_walk.walk`).
+    """
+    program = parse(text)
+
+    def read(site: Site) -> Collective:
+        instruction, kind = site.instruction, _kind(site.instruction) or ""
+        groups = device_groups(instruction, kind, program.replicas, program.partitions)
+        size = max(map(len, groups)) if groups else program.devices
+        results = _results(instruction, kind)
+        whole = size if kind == "reduce-scatter" else 1
+        return Collective(
+            kind=kind,
+            dtypes=tuple(dict.fromkeys(array.dtype for array in results)),
+            bytes=whole * sum(array.bytes for array in results),
+            group_size=size,
+            groups=groups,
+            count=site.count,
+            operands=len(results),
+            name=instruction.name,
+            op_name=instruction.op_name,
+            assumption=site.assumption,
+        )
+
+    def weight(sites: list[Site]) -> float:
+        read_sites = map(read, _without_continuations(sites))
+        return sum(math.inf if c.count is None else c.count * c.bytes for c in read_sites)
+
+    return [read(site) for site in _without_continuations(walk(program, lambda i: _kind(i) is not None, weight))]
+
+
+def _kind(instruction: Instruction) -> str | None:
+    kind = instruction.opcode.removesuffix("-start")
+    return kind if kind in KINDS else None
+
+
+def _results(instruction: Instruction, kind: str) -> list[Array]:
+    """The arrays that a collective leaves behind; a `-start` mostly holds its operands, then these, then contexts."""
+    members = components(instruction.shape)
+    if instruction.opcode.endswith("-start") and kind != "all-reduce" and len(members) > 1:
+        return arrays(members[1])
+    return arrays(instruction.shape)
+
+
+def _without_continuations(sites: list[Site]) -> list[Site]:
+    """Leaves out the copies that XLA for TPU makes of a collective in each fusion it is overlapped with.
+
+    The original is the one that feeds `AsyncCollectiveStart`; copies share its channel and chain.
+    """
+    started = {_chain(site) for site in sites if _has_target(site.computation, "AsyncCollectiveStart")}
+
+    def continues(site: Site) -> bool:
+        if _chain(site) not in started or _has_target(site.computation, "AsyncCollectiveStart"):
+            return False
+        overlapped = site.computation.name.startswith("async_collective_fusion")
+        return overlapped or _has_target(site.computation, "AsyncCollectiveDone")
+
+    return [site for site in sites if not continues(site)]
+
+
+def _chain(site: Site) -> tuple[str | None, ...]:
+    attribute = site.instruction.attribute
+    return _kind(site.instruction), site.body, attribute("channel_id"), attribute("frontend_attributes")
+
+
+def _has_target(computation: Computation, target: str) -> bool:
+    return any(i.opcode == "custom-call" and f'target="{target}"' in i.rest for i in computation.instructions)

@@ -1,0 +1,209 @@
+"""The machines a plan is made for, from a preset's name or a `hardware.toml`: groups of equal hosts.
+
+Units: FLOP/s, bytes, bytes/s one way a device, seconds.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from jaxdp.config import read_toml
+from jaxdp.errors import BadInput
+from jaxdp.plan.presets import PRESETS
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """`count` equal hosts of `devices` equal devices. `speeds` are relative rates of a host's devices, 1 as a rule.
+
+    `nic_bandwidth` is a device's share of its host's network.
+    """
+
+    name: str
+    count: int
+    devices: int
+    flops: float
+    memory_bytes: int
+    memory_bandwidth: float
+    intra_bandwidth: float
+    nic_bandwidth: float
+    intra_latency_s: float
+    nic_latency_s: float
+    reachable: float = 1.0
+    compute_dtype: str = "bfloat16"
+    speeds: tuple[float, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def total_devices(self) -> int:
+        return self.count * self.devices
+
+    @property
+    def slowest(self) -> float:
+        """The relative rate of the slowest device, for which a barrier waits."""
+        return min(self.speeds, default=1.0)
+
+    def matmul_flops(self, dtype: str) -> float:
+        """FLOP/s that a large matrix product reaches: a GPU's tensor cores do float32 (TF32) at half the rate."""
+        narrow = self.compute_dtype == "bfloat16" and dtype == "float32"
+        return self.flops * self.reachable * (0.5 if narrow else 1.0)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Groups of hosts, which may differ."""
+
+    groups: tuple[HostGroup, ...]
+
+    @property
+    def devices(self) -> int:
+        return sum(group.total_devices for group in self.groups)
+
+    @property
+    def hosts(self) -> int:
+        return sum(group.count for group in self.groups)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the smallest device holds: equal shards must fit everywhere."""
+        return min(group.memory_bytes for group in self.groups)
+
+    @property
+    def devices_per_host(self) -> int:
+        return min(group.devices for group in self.groups)
+
+    @property
+    def compute_dtype(self) -> str:
+        return self.groups[0].compute_dtype
+
+
+def preset(name: str) -> HostGroup:
+    """One host of a preset, `h100` or with its devices `h100x8`; raises `BadInput` with the known names."""
+    base, devices = name, 1
+    if name not in PRESETS and (match := re.fullmatch(r"(.+)x([1-9][0-9]*)", name)):
+        base, devices = match[1], int(match[2])
+    if base not in PRESETS:
+        raise BadInput(f"hardware {name!r}: no such preset; known: {', '.join(PRESETS)}, each with xN (h100x8)")
+    known = PRESETS[base]
+    return HostGroup(
+        name=base,
+        count=1,
+        devices=devices,
+        flops=known.flops.value,
+        reachable=known.reachable.value,
+        memory_bytes=int(known.memory_bytes.value),
+        memory_bandwidth=known.memory_bandwidth.value,
+        intra_bandwidth=known.intra_bandwidth.value,
+        nic_bandwidth=known.nic_bandwidth.value,
+        intra_latency_s=known.intra_latency_s.value,
+        nic_latency_s=known.nic_latency_s.value,
+        sources={entry.name: getattr(known, entry.name).source for entry in fields(known)},
+    )
+
+
+def load_hardware(source: str, hosts: int | None = None, nic_gbps: float | None = None) -> Hardware:
+    """A preset's name or a `hardware.toml`; `hosts` overrides the count of a single group, `nic_gbps` the network."""
+    path = Path(source)
+    groups: tuple[HostGroup, ...] = _read(path) if path.suffix == ".toml" or path.is_file() else (preset(source),)
+    if hosts is not None:
+        if hosts < 1:
+            raise BadInput(f"--hosts {hosts}: at least 1")
+        if len(groups) > 1:
+            raise BadInput(f"--hosts {hosts}: {source} has {len(groups)} groups; set count in each [[hosts]]")
+        groups = tuple(replace(group, count=hosts) for group in groups)
+    if nic_gbps is not None:
+        if not nic_gbps > 0 or math.isinf(nic_gbps):
+            raise BadInput(f"--nic-gbps {nic_gbps}: must be above 0")
+        groups = tuple(replace(group, nic_bandwidth=nic_gbps * 1e9 / 8) for group in groups)
+    return Hardware(groups)
+
+
+# Keys of a [[hosts]] table besides `preset`, with the field and the factor to its unit.
+_NUMBERS: dict[str, tuple[str, float]] = {
+    "flops": ("flops", 1.0),
+    "reachable": ("reachable", 1.0),
+    "memory_bytes": ("memory_bytes", 1),
+    "memory_bandwidth": ("memory_bandwidth", 1.0),
+    "intra_gbytes_per_s": ("intra_bandwidth", 1e9),
+    "nic_gbps": ("nic_bandwidth", 1e9 / 8),
+    "latency_s": ("nic_latency_s", 1.0),
+    "intra_latency_s": ("intra_latency_s", 1.0),
+}
+_MEASURED = ("flops", "memory_bytes", "memory_bandwidth")
+_ZERO_ALLOWED = ("latency_s", "intra_latency_s")
+_OTHERS = ("preset", "name", "count", "devices", "compute_dtype", "speeds")
+
+
+def _read(path: Path) -> tuple[HostGroup, ...]:
+    if not path.is_file():
+        raise BadInput(f"--hardware {path}: no such file; presets: {', '.join(PRESETS)}")
+    document = read_toml(path)
+    tables = document.get("hosts")
+    if set(document) - {"hosts"} or not isinstance(tables, list) or not tables:
+        raise BadInput(f"{path}: expected one or more [[hosts]] tables and nothing else")
+    return tuple(_group(table, f"{path}: hosts {number}") for number, table in enumerate(tables, 1))
+
+
+def _group(table: Any, where: str) -> HostGroup:
+    if not isinstance(table, dict):
+        raise BadInput(f"{where}: expected a table")
+    if unknown := sorted(set(table) - set(_NUMBERS) - set(_OTHERS)):
+        raise BadInput(f"{where}: unknown key {unknown[0]!r}; known: {', '.join((*_OTHERS, *_NUMBERS))}")
+    numbers = {
+        name: _number(table[key], f"{where}: {key}", key in _ZERO_ALLOWED) * factor
+        for key, (name, factor) in _NUMBERS.items()
+        if key in table
+    }
+    if "memory_bytes" in numbers:
+        numbers["memory_bytes"] = int(numbers["memory_bytes"])
+    if numbers.get("reachable", 0.5) > 1:
+        raise BadInput(f"{where}: reachable: a share of the peak is at most 1")
+    counts = {key: _count(table[key], f"{where}: {key}") for key in ("count", "devices") if key in table}
+    group = preset(str(table["preset"])) if "preset" in table else _measured(table, numbers, where)
+    sources = {**group.sources, **dict.fromkeys(numbers, where)}
+    group = replace(group, **numbers, **counts, sources=sources)
+    for key in ("name", "compute_dtype"):
+        if key in table:
+            group = replace(group, **{key: str(table[key])})
+    if group.compute_dtype not in ("float32", "bfloat16"):
+        raise BadInput(f"{where}: compute_dtype {group.compute_dtype!r}: float32 or bfloat16")
+    speeds = table.get("speeds", [])
+    if not isinstance(speeds, list) or len(speeds) not in (0, group.devices):
+        raise BadInput(f"{where}: speeds: a list of one relative rate for each of the {group.devices} devices")
+    return replace(group, speeds=tuple(_number(speed, f"{where}: speeds") for speed in speeds))
+
+
+def _measured(table: Mapping[str, Any], numbers: Mapping[str, float], where: str) -> HostGroup:
+    """A host without a preset; links that it does not give are taken to be as fast as its memory."""
+    if missing := [key for key in _MEASURED if key not in table]:
+        raise BadInput(f"{where}: needs preset, or {', '.join(_MEASURED)} (missing: {', '.join(missing)})")
+    bandwidth = numbers["memory_bandwidth"]
+    return HostGroup(
+        name="measured",
+        count=1,
+        devices=1,
+        flops=numbers["flops"],
+        memory_bytes=int(numbers["memory_bytes"]),
+        memory_bandwidth=bandwidth,
+        intra_bandwidth=numbers.get("intra_bandwidth", bandwidth),
+        nic_bandwidth=numbers.get("nic_bandwidth", bandwidth),
+        intra_latency_s=0.0,
+        nic_latency_s=0.0,
+        compute_dtype="float32",
+    )
+
+
+def _number(value: Any, where: str, zero: bool = False) -> float:
+    wrong = isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
+    if wrong or value < 0 or (value == 0 and not zero):
+        raise BadInput(f"{where}: expected a number {'of at least' if zero else 'above'} 0, not {value!r}")
+    return float(value)
+
+
+def _count(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadInput(f"{where}: expected a whole number of at least 1, not {value!r}")
+    return value

@@ -1,0 +1,69 @@
+"""Results as tables: coloured on a terminal, plain text elsewhere."""
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from jaxdp.records import BenchResult
+from jaxdp.units import bytes_text, percent_text, seconds_text
+
+Row = tuple[str, Callable[[BenchResult], str]]
+
+ROWS: tuple[Row, ...] = (
+    ("tokens/s", lambda r: f"{r.tokens_per_second:,.0f}"),
+    ("tokens/s a device", lambda r: f"{r.tokens_per_second_per_device:,.0f}"),
+    ("step time (median)", lambda r: seconds_text(r.step_time_s.median)),
+    ("  p10 to p90", lambda r: f"{seconds_text(r.step_time_s.p10)} to {seconds_text(r.step_time_s.p90)}"),
+    ("MFU (causal)", lambda r: f"{percent_text(r.mfu_percent)} ({percent_text(r.mfu_causal_percent)})"),
+    ("HFU", lambda r: percent_text(r.hfu_percent)),
+    ("data wait", lambda r: percent_text(100 * r.data_wait_share)),
+    ("state a device", lambda r: bytes_text(r.memory.state_bytes_per_device)),
+    ("  parameters", lambda r: bytes_text(r.memory.parameter_bytes_per_device)),
+    ("  gradients", lambda r: bytes_text(r.memory.gradient_bytes_per_device)),
+    ("  optimizer", lambda r: bytes_text(r.memory.optimizer_bytes_per_device)),
+    ("compiled a device", lambda r: bytes_text(r.memory.compiled_bytes_per_device)),
+    ("device peak", lambda r: bytes_text(r.memory.device_peak_bytes)),
+    ("process RSS", lambda r: bytes_text(r.memory.host_rss_bytes)),
+    ("sent a device, step", lambda r: bytes_text(r.collective_bytes_per_device)),
+    ("  least possible", lambda r: bytes_text(r.collective_bytes_minimum)),
+    ("loss, first to last", lambda r: f"{r.loss['first']:.4f} to {r.loss['last']:.4f}"),
+    ("compile time", lambda r: seconds_text(r.compile_s)),
+)
+
+
+def print_bench(results: Sequence[BenchResult]) -> None:
+    """One column a strategy, what each communicates, what differs in their settings, and what to keep in mind."""
+    console = Console(soft_wrap=True, highlight=False)
+    first = results[0]
+    table = Table(title=f"{first.devices} x {first.device_kind} ({first.platform})", title_justify="left")
+    table.add_column("")
+    for result in results:
+        table.add_column(result.strategy, justify="right")
+    for label, show in ROWS:
+        cells = [show(result) for result in results]
+        if any(cell.strip("-% ()") for cell in cells):
+            table.add_row(label, *cells)
+    console.print(table)
+    for result in results:
+        console.print(f"{result.strategy} communicates each step: {collectives_text(result)}", markup=False)
+    for line in (*differences(results), *dict.fromkeys(note for result in results for note in result.notes)):
+        console.print(f"note: {line}", markup=False)
+    console.print(f"records: {', '.join(str(result.run_dir) for result in results)}", markup=False)
+
+
+def collectives_text(result: BenchResult) -> str:
+    if not result.collectives:
+        return "nothing"
+    return ", ".join(f"{row['count']} {row['kind']} ({bytes_text(row['bytes'])})" for row in result.collectives)
+
+
+def differences(results: Sequence[BenchResult]) -> list[str]:
+    """The settings in which compared strategies differ, which makes the comparison unfair."""
+    found = []
+    for key in results[0].settings:
+        values = {result.strategy: result.settings.get(key) for result in results}
+        if len({str(value) for value in values.values()}) > 1:
+            told = ", ".join(f"{name} {value}" for name, value in values.items())
+            found.append(f"the strategies differ in {key}: {told}")
+    return found

@@ -1,0 +1,236 @@
+"""Checkpoints of a run: asynchronous Orbax saves, each proved by a manifest, restored on any mesh.
+
+    with Checkpoints(folder.file("checkpoints")) as checkpoints:
+        restored = checkpoints.restore("auto", target)      # target: the state's shapes, dtypes and shardings
+        checkpoints.save(step, state, {"model": ...})        # the caller may donate `state` at once
+
+Arrays are stored in a flat table from a leaf's path to its value, so that neither the strategy nor the
+classes of an optimizer's state are part of the format.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxdp.errors import BadInput, JaxdpError
+from jaxdp.run import manifest as manifests
+from jaxdp.run.folder import remove
+from jaxdp.run.manifest import Manifest, step_folder
+from jaxdp.strict_json import plain, sync_folder
+
+log = logging.getLogger(__name__)
+
+UNFINISHED = re.compile(r"(saving|removing)-\d{8,}")  # what a killed process leaves behind
+
+
+class Restored(NamedTuple):
+    step: int
+    state: Any
+    metadata: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in `directory`, of which the newest `keep` are kept; close it to learn how the last save ended.
+
+    One save runs at a time. A save that failed raises `JaxdpError` from the next `save`, `wait` or `close`;
+    the checkpoints before it stay.
+    """
+
+    def __init__(self, directory: Path, *, keep: int = 3):
+        if keep < 1:
+            raise BadInput(f"keep: {keep} checkpoints leave nothing to resume from; at least 1")
+        self.directory = Path(directory).absolute()
+        self._keep = keep
+        self._newest = -1  # the step that this run restored or saved last
+        self._pending: Future[None] | None = None
+        # Orbax logs one failed write as five tracebacks; the error itself is raised by `wait`.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        # Uncompressed: floats hardly compress, and zstd doubles the time of a save and of a restore.
+        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        if jax.process_index() == 0:
+            self._tidy()
+
+    def steps(self) -> list[int]:
+        return manifests.steps(self.directory)
+
+    def latest_good(self) -> int | None:
+        """The newest step whose files all verify, or None if there is no checkpoint; raises if none is whole."""
+        found = manifests.latest_good(self.directory)
+        return None if found is None else found[0]
+
+    def save(self, step: int, state: Any, metadata: Mapping[str, Any], *, finite: bool = True) -> bool:
+        """Copies `state` off the devices, then writes it in the background; says whether a save was begun.
+
+        Nothing is saved if `finite` is False (the newest checkpoint stays the last good one), or if `step`
+        is already saved. Steps of an abandoned continuation (newer than the one that was restored) are
+        removed once a checkpoint of this one is committed.
+        """
+        self.wait()
+        if not finite:
+            log.warning("step %d is not finite and not saved", step)
+            return False
+        if step == self._newest:
+            return False
+        self._refuse_step(step)
+        leaves = _table(state)
+        described = {path: _described(leaf) for path, leaf in leaves.items()}
+        partial = self.directory / f"saving-{step:08d}"
+        try:
+            if jax.process_index() == 0:
+                remove(partial)
+                partial.mkdir(parents=True)
+            self._orbax.save(partial / "state", args=ocp.args.PyTreeSave(leaves))
+        except Exception as error:
+            raise self._failure(step, error) from error
+        self._pending = self._worker.submit(self._commit, step, partial, plain(metadata), described)
+        self._newest = step
+        return True
+
+    def restore(
+        self,
+        step: int | Literal["auto"],
+        target: Any,
+        *,
+        must_match: Mapping[str, Any] | None = None,
+    ) -> Restored | None:
+        """The state saved at `step`, bit for bit, laid out as `target` asks; "auto" takes the newest good one.
+
+        `target` is the state or its `jax.ShapeDtypeStruct`s with shardings: any mesh, device count and
+        strategy; a leaf without a sharding comes back as a NumPy array. Every file is verified first: a
+        damaged one raises naming it, or makes "auto" fall back with a warning. None if "auto" finds no
+        checkpoint. Other leaves, shapes or dtypes, or metadata other than `must_match`, are refused.
+        """
+        self.wait()
+        found = self._verified(step)
+        if found is None:
+            return None
+        number, manifest = found
+        folder = step_folder(self.directory, number)
+        leaves = _table(target)
+        manifests.refuse_other(manifest.metadata, must_match or {}, folder)
+        manifests.refuse_other(
+            {"state": manifest.leaves}, {"state": {k: _described(v) for k, v in leaves.items()}}, folder
+        )
+        layout = {path: _restore_args(leaf) for path, leaf in leaves.items()}
+        try:
+            arrays = self._orbax.restore(
+                folder / "state", args=ocp.args.PyTreeRestore(item=dict(leaves), restore_args=layout)
+            )
+        except Exception as error:
+            raise JaxdpError(f"{folder}: not restored ({_reason(error)})") from error
+        self._newest = number
+        state = jax.tree.unflatten(jax.tree.structure(target), [arrays[path] for path in leaves])
+        return Restored(number, state, manifest.metadata)
+
+    def wait(self) -> None:
+        """Returns once the save under way is committed; raises `JaxdpError` if it failed."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
+            self._orbax.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        try:
+            self.close()
+        except JaxdpError as failure:
+            if error is None:
+                raise
+            log.error("%s", failure)  # what ended the run matters more
+
+    def _tidy(self) -> None:
+        """Removes what killed saves left behind."""
+        if self.directory.is_dir():
+            for path in self.directory.iterdir():
+                if UNFINISHED.fullmatch(path.name):
+                    remove(path)
+
+    def _refuse_step(self, step: int) -> None:
+        if step < max(self._newest, 0):
+            raise ValueError(f"step {step} is older than the newest checkpoint, {self._newest}")
+        if self._newest < 0 and self.steps():
+            raise BadInput(
+                f"{self.directory}: holds another run's checkpoints; continue it with --resume auto, "
+                "or replace it with --overwrite"
+            )
+
+    def _commit(self, step: int, partial: Path, metadata: dict[str, Any], leaves: dict[str, str]) -> None:
+        try:
+            self._orbax.wait_until_finished()
+            if jax.process_index() == 0:
+                manifests.seal(partial, metadata, leaves)
+                self._retire(step)
+                partial.rename(step_folder(self.directory, step))
+                sync_folder(self.directory)
+                self._prune(step)
+        except Exception as error:
+            remove(partial)
+            raise self._failure(step, error) from error
+
+    def _prune(self, step: int) -> None:
+        known = self.steps()
+        kept = [other for other in known if other <= step][-self._keep :]
+        for other in known:
+            if other not in kept:
+                self._retire(other)
+
+    def _retire(self, step: int) -> None:
+        """Removes a committed step, if there is one, such that no moment shows a part of it under its number."""
+        folder = step_folder(self.directory, step)
+        if folder.exists():
+            removing = self.directory / f"removing-{step:08d}"
+            remove(removing)
+            folder.rename(removing)
+            remove(removing)
+
+    def _verified(self, step: int | Literal["auto"]) -> tuple[int, Manifest] | None:
+        if step == "auto":
+            return manifests.latest_good(self.directory)
+        return step, manifests.verify(manifests.existing(self.directory, step))
+
+    def _failure(self, step: int, error: Exception) -> JaxdpError:
+        there = self.steps()
+        stay = f"checkpoints of steps {', '.join(map(str, there))} stay" if there else "there is no older one"
+        return JaxdpError(f"{self.directory}: step {step} was not saved ({_reason(error)}); {stay}")
+
+
+def _table(tree: Any) -> dict[str, Any]:
+    """The leaves by path, such as "params.blocks.qkv", in the tree's order."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _described(leaf: Any) -> str:
+    return f"{np.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"
+
+
+def _restore_args(leaf: Any) -> ocp.RestoreArgs:
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape)
+
+
+def _reason(error: Exception) -> str:
+    """One line; TensorStore's errors hide the system's own behind a page of paths."""
+    code = error.errno if isinstance(error, OSError) else None
+    if hidden := re.search(r"os_error_code='(\d+)'", str(error)):
+        code = int(hidden[1])
+    return os.strerror(code) if code else f"{type(error).__name__}: {str(error).splitlines()[0]:.200}"

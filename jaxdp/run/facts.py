@@ -1,0 +1,189 @@
+"""What a ready run is: bytes a device, the collectives of its compiled program, and its share of the peak."""
+
+import re
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import psutil
+
+from jaxdp.learn import shapes
+from jaxdp.mesh.collectives import minimum_bytes, summarise
+from jaxdp.mesh.hlo import collectives
+from jaxdp.mesh.hlo_flops import flops
+from jaxdp.plan.hardware import PRESETS
+from jaxdp.records import How, Memory
+from jaxdp.run.mesh_run import MeshRun
+
+MFU_FORMULA = (
+    "(6 * matmul_parameters + 12 * layers * context * heads * head_dim) * tokens_per_second / sum of bf16 peaks; "
+    "the causal figure halves the attention term; hfu: FLOPs of the compiled program's matrix products instead"
+)
+
+HOW: dict[str, How] = {
+    "tokens_per_second": "measured",
+    "tokens_per_second_per_device": "measured",
+    "step_time_s": "measured",
+    "compile_s": "measured",
+    "data_wait_share": "measured",
+    "mfu_percent": "measured",
+    "mfu_causal_percent": "measured",
+    "hfu_percent": "compiled",
+    "memory.state_bytes_per_device": "measured",
+    "memory.parameter_bytes_per_device": "measured",
+    "memory.gradient_bytes_per_device": "predicted",
+    "memory.optimizer_bytes_per_device": "measured",
+    "memory.compiled_bytes_per_device": "compiled",
+    "memory.device_peak_bytes": "measured",
+    "memory.host_rss_bytes": "measured",
+    "collectives": "compiled",
+    "collective_bytes_per_device": "compiled",
+    "collective_bytes_minimum": "predicted",
+    "loss": "measured",
+}
+
+
+class Communication(NamedTuple):
+    """Rows of kind, count and bytes a step; `bytes_per_device` is what one device sends (None: a loop's length is
+    unknown), `minimum` what the strategy's own formula says it must."""
+
+    rows: list[dict[str, Any]]
+    bytes_per_device: int | None
+    minimum: int
+
+
+class Utilisation(NamedTuple):
+    """Percent of the devices' dense bfloat16 peaks; None where a device's peak is unknown."""
+
+    mfu_percent: float | None
+    mfu_causal_percent: float | None
+    hfu_percent: float | None
+
+
+def memory_of(run: MeshRun, alone: bool) -> Memory:
+    """Bytes a device. The device's peak is the whole process's, so it is known only for a run alone in it."""
+    assert run.state is not None
+    parameters = bytes_per_device(run.state.params)
+    optimizer = bytes_per_device(run.state.opt_state)
+    gradients = parameters  # summed up in float32, in the parameters' own layout
+    return Memory(
+        state_bytes_per_device=parameters + gradients + optimizer,
+        parameter_bytes_per_device=parameters,
+        gradient_bytes_per_device=gradients,
+        optimizer_bytes_per_device=optimizer,
+        compiled_bytes_per_device=compiled_bytes(run.compiled),
+        device_peak_bytes=_peak_bytes(run.devices[0]) if alone else None,
+        host_rss_bytes=psutil.Process().memory_info().rss,
+    )
+
+
+def bytes_per_device(tree: Any) -> int:
+    """Bytes that the fullest device holds of a tree of arrays."""
+    held: dict[Any, int] = {}
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
+    return max(held.values(), default=0)
+
+
+def compiled_bytes(compiled: Any) -> int | None:
+    """What the compiler says a device needs: arguments + outputs + temporaries - aliases; None if it doesn't say.
+
+    Its own `peak_memory_in_bytes` leaves out temporaries on a CPU.
+    """
+    found = compiled.memory_analysis()
+    if found is None:
+        return None
+    made = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+    return made - found.alias_size_in_bytes or None
+
+
+def communication_of(run: MeshRun) -> Communication:
+    """The collectives of the run's compiled program, and the strategy's minimum."""
+    rows, moved = summarise(collectives(run.compiled.as_text()))
+    model = run.config.model
+    least = minimum_bytes(
+        run.config.strategy.name,
+        shapes.block_count(model),
+        shapes.count(model) - shapes.block_count(model),
+        dict(run.layout.mesh.shape),
+        np.dtype(run.task.compute_dtype).itemsize,
+        run.config.train.accumulation,
+    )
+    return Communication(rows, moved, round(least))
+
+
+def utilisation(run: MeshRun, tokens_per_second: float) -> Utilisation:
+    """Model FLOPs are the formula's, hardware FLOPs those of the program, recomputation included."""
+    peaks = [peak_flops(device.device_kind) for device in run.devices]
+    known = [peak for peak in peaks if peak is not None]
+    if len(known) < len(peaks):
+        return Utilisation(None, None, None)
+
+    def percent(flops_per_second: float) -> float:
+        return 100 * flops_per_second / sum(known)
+
+    model, tokens = run.config.model, run.config.train.global_batch * run.config.model.context
+    found = flops(run.compiled.as_text())
+    steps_per_second = tokens_per_second / tokens
+    return Utilisation(
+        percent(shapes.train_flops_per_token(model) * tokens_per_second),
+        percent(shapes.train_flops_per_token(model, causal=True) * tokens_per_second),
+        None if found.unknown else percent(found.total * len(run.devices) * steps_per_second),
+    )
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """The dense bfloat16 peak of a device kind as JAX names it ("NVIDIA H100 80GB HBM3"); None if unknown."""
+    name = re.sub(r"[^a-z0-9]+", "", device_kind.lower())
+    for preset, spellings in _KINDS.items():
+        if any(spelling in name for spelling in spellings):
+            return PRESETS[preset].flops.value
+    return None
+
+
+# Part of a device kind's letters and digits. The PCIe and NVL variants have other peaks, and so no entry.
+_KINDS = {
+    "a100-80g": ("a100sxm480gb", "a100sxm440gb"),
+    "h100": ("h10080gbhbm3",),
+    "h200": ("nvidiah200",),
+    "b200": ("nvidiab200",),
+    "l40s": ("nvidial40s",),
+    "rtx4090": ("rtx4090",),
+    "tpu-v5e": ("tpuv5lite", "tpuv5e"),
+    "tpu-v5p": ("tpuv5p", "tpuv5"),
+    "tpu-v6e": ("tpuv6lite", "tpuv6e"),
+}
+
+
+def settings(run: MeshRun, xla_flags: tuple[str, ...]) -> dict[str, Any]:
+    """What must be equal for two results to be compared."""
+    train = run.config.train
+    return {
+        "remat": train.remat,
+        "compute_dtype": np.dtype(run.task.compute_dtype).name,
+        "global_batch": train.global_batch,
+        "accumulation": train.accumulation,
+        "context": run.config.model.context,
+        "optimizer": run.config.optim.name,
+        "seed": train.seed,
+        "xla_flags": list(xla_flags),
+    }
+
+
+def notes(run: MeshRun, use: Utilisation, findings: list[str]) -> list[str]:
+    """What a reader must know before believing the figures."""
+    said = [f"check: {finding}" for finding in findings]
+    if run.devices[0].platform == "cpu" and len(run.devices) > 1:
+        said.append(
+            f"the {len(run.devices)} host devices share this machine's cores: their throughput is no evidence of a "
+            "cluster's, while memory, collectives and losses are exact"
+        )
+    if use.mfu_percent is not None and use.mfu_percent > 100:
+        said.append("MFU above 100 %: the peak of another device was taken, or the timing is wrong")
+    return said
+
+
+def _peak_bytes(device: jax.Device) -> int | None:
+    found = device.memory_stats()
+    return found.get("peak_bytes_in_use") if found else None

@@ -1,0 +1,78 @@
+"""Stopping in good order: the first SIGTERM or Ctrl-C asks, the second one ends the process at once."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SAME_REQUEST_S = 0.1  # `timeout`, a launcher and the terminal may each deliver one request: not a second one
+
+log = logging.getLogger(__name__)
+
+
+class StopFlag:
+    """While entered, SIGTERM and SIGINT set `requested` and `exit_code` (143, 130), to be polled.
+
+    A watcher thread reads signals from a pipe that the interpreter's C handler fills, so that a second
+    signal works even while the main thread compiles or saves and runs no Python. Off the main thread,
+    where Python allows no handlers, entering does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        self._asked_at = 0.0
+        self._old_handlers: dict[signal.Signals, Any] = {}
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def requested(self) -> bool:
+        return self.exit_code is not None
+
+    def __bool__(self) -> bool:
+        return self.requested
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._old_handlers = {number: signal.signal(number, _stay) for number in SIGNALS}
+        self._watcher = threading.Thread(target=self._watch, name="stop", daemon=True)
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watcher is None:
+            return
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._old_wakeup)
+        os.close(self._writer)  # the watcher reads the end and returns
+        self._watcher.join()
+        self._watcher = None
+        os.close(self._reader)
+
+    def _watch(self) -> None:
+        while received := os.read(self._reader, 1):
+            if received[0] in SIGNALS:
+                self._ask(received[0])
+
+    def _ask(self, number: int) -> None:
+        now = time.monotonic()
+        if self.exit_code is None:
+            self.exit_code, self._asked_at = 128 + number, now
+            name = signal.Signals(number).name
+            log.warning("%s: saving and stopping; a second signal ends the run at once, unsaved", name)
+        elif now - self._asked_at > SAME_REQUEST_S:
+            os._exit(128 + number)
+
+
+def _stay(number: int, frame: FrameType | None) -> None:
+    """Keeps the signal from ending the process; the watcher acts on it."""

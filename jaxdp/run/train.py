@@ -1,0 +1,175 @@
+"""Training: the run's windows with evaluation, checkpoints, resuming and stopping in good order."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from jaxdp.config import Config
+from jaxdp.records import StepRecord
+from jaxdp.run import manifest
+from jaxdp.run.bench import refuse_nonfinite
+from jaxdp.run.checkpoint import Checkpoints
+from jaxdp.run.folder import JsonLines, RunFolder, keep_lines
+from jaxdp.run.mesh_run import MeshRun
+from jaxdp.run.prepare import Prepared
+from jaxdp.run.provenance import provenance
+from jaxdp.run.stop import StopFlag
+
+WINDOW_S = 1.0  # how long a stop may have to wait; a window is at least one step
+MOST_STEPS = 50
+
+Resume = int | Literal["auto", "never"]
+
+# Told the steps just done, and a line for people.
+Observer = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """`loss` is the last step's, `eval_loss` the mean over every held-out token, in nats."""
+
+    strategy: str
+    devices: int
+    step: int
+    loss: float | None
+    eval_loss: float | None
+    tokens: int
+    checkpoint_step: int | None
+    resumed_from: int | None
+    run_dir: str
+    stopped: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def train(
+    prepared: Prepared,
+    *,
+    steps: int | None = None,
+    resume: Resume = "never",
+    save_every: int = 0,
+    eval_every: int = 0,
+    observe: Observer,
+    stop: StopFlag,
+) -> TrainSummary:
+    """Trains up to step `steps` (default: the schedule's length) and always saves the last step.
+
+    A stop ends it after the window at hand, saved. Raises `BadInput` for a checkpoint that isn't this run's,
+    before compiling, and `JaxdpError` at a loss that is not finite, which is never saved.
+    """
+    config, folder = prepared.configs[0], prepared.folder
+    end = steps or config.train.steps
+    directory = folder.file("checkpoints")
+    if resume != "never" and (found := manifest.peek(directory, resume)):
+        manifest.refuse_other(found[1].metadata, _identity(config, prepared), directory)
+    run = MeshRun(config, prepared.data, prepared.devices)
+    with Checkpoints(directory) as checkpoints:
+        restored = None
+        if resume != "never":
+            restored = checkpoints.restore(resume, run.abstract_state(), must_match=_identity(config, prepared))
+        run.start(None if restored is None else restored.state)
+        _record_start(prepared, run, restored is not None)
+        last_loss = None if restored is None else restored.metadata.get("loss")
+        if run.next_step >= end:
+            observe(0, f"the checkpoint of step {run.next_step} is at or past the last step, {end}: nothing to train")
+        else:
+            run.compile()
+            observe(run.next_step, f"compiled in {run.compile_s:.1f} s")
+        with folder.lines("steps.jsonl") as lines:
+            last = _loop(run, end, save_every, eval_every, checkpoints, lines, prepared, observe, stop)
+        last_loss = last.loss if last else last_loss
+        checkpoints.save(run.next_step, run.state, _metadata(config, prepared, run, last_loss))
+        eval_loss = None if stop else run.evaluate(stop)
+        checkpoints.wait()
+        summary = TrainSummary(
+            strategy=config.strategy.name,
+            devices=len(run.devices),
+            step=run.next_step,
+            loss=last_loss,
+            eval_loss=eval_loss if eval_loss is not None and math.isfinite(eval_loss) else None,
+            tokens=run.next_step * config.train.global_batch * config.model.context,
+            checkpoint_step=max(checkpoints.steps(), default=None),
+            resumed_from=None if restored is None else restored.step,
+            run_dir=str(folder.path),
+            stopped=stop.requested,
+        )
+    folder.write_json("summary.json", summary.to_json())
+    return summary
+
+
+def _loop(
+    run: MeshRun,
+    end: int,
+    save_every: int,
+    eval_every: int,
+    checkpoints: Checkpoints,
+    lines: JsonLines,
+    prepared: Prepared,
+    observe: Observer,
+    stop: StopFlag,
+) -> StepRecord | None:
+    """Windows until the end or a stop; returns the last step's record."""
+    last = None
+    size = 1
+    while run.next_step < end and not stop:
+        reach = min(end, _next(run.next_step, save_every, end), _next(run.next_step, eval_every, end))
+        window = run.window(min(size, reach - run.next_step))
+        for record in window.records:
+            lines.append(record.to_json())
+        refuse_nonfinite(run.config, window.records)
+        last = window.records[-1]
+        size = max(1, min(MOST_STEPS, int(WINDOW_S / last.step_time_s)))
+        observe(len(window.records), step_line(run, last))
+        if save_every and run.next_step % save_every == 0:
+            checkpoints.save(run.next_step, run.state, _metadata(run.config, prepared, run, last.loss))
+        if eval_every and run.next_step % eval_every == 0 and run.next_step < end:
+            observe(0, f"step {run.next_step}: held-out loss {run.evaluate(stop):.4f}")
+    return last
+
+
+def step_line(run: MeshRun, record: StepRecord) -> str:
+    """The line that users of training loops expect."""
+    tokens = run.config.train.global_batch * run.config.model.context
+    rate = tokens / record.step_time_s
+    wait = 100 * record.data_wait_s / record.step_time_s
+    return (
+        f"loss {record.loss:.4f}, grad norm {record.grad_norm:.3f}, {record.step_time_s * 1e3:.0f} ms, "
+        f"{rate:,.0f} tokens/s ({rate / len(run.devices):,.0f} a device), data wait {wait:.1f} %"
+    )
+
+
+def _next(step: int, every: int, end: int) -> int:
+    return (step // every + 1) * every if every else end
+
+
+def _identity(config: Config, prepared: Prepared) -> dict[str, Any]:
+    """What a checkpoint must share with the run that continues it: the model, and the order of the data."""
+    return {
+        "model": config.model.model_dump(),
+        "optim": {"name": config.optim.name},
+        "data": {"sha256": prepared.data.describe()["sha256"]},
+        "train": {"global_batch": config.train.global_batch, "seed": config.train.seed},
+    }
+
+
+def _metadata(config: Config, prepared: Prepared, run: MeshRun, loss: float | None) -> dict[str, Any]:
+    return {
+        **_identity(config, prepared),
+        "strategy": config.strategy.name,
+        "devices": len(run.devices),
+        "step": run.next_step,
+        "tokens": run.next_step * config.train.global_batch * config.model.context,
+        "loss": loss,
+    }
+
+
+def _record_start(prepared: Prepared, run: MeshRun, resumed: bool) -> None:
+    folder: RunFolder = prepared.folder
+    if resumed:
+        keep_lines(folder.file("steps.jsonl"), lambda row: row["step"] < run.next_step)
+    document = provenance(
+        run.config, run.devices, prepared.data.describe(), prepared.reports[0].to_json(), prepared.xla_flags
+    )
+    folder.write_json("run.json", document)

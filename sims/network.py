@@ -1,0 +1,78 @@
+"""How long messages take: ring collectives, and the server's links as FIFO queues or shared fairly.
+
+Latency is alpha, a message M bytes, a bandwidth bytes per second one way. Formulas: Patarasuk and Yuan,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+"""
+
+import math
+from collections import deque
+
+import numpy as np
+
+from jaxdp.delays import Delays
+from sims.setting import Setting
+
+# ring passes over the message a step: all-reduce is a reduce-scatter and an all-gather
+RING_PASSES = {"ddp": 2, "backup": 2, "local_sgd": 2, "zero1": 2, "fsdp": 3}
+
+
+def ring_pass_s(workers: int, message_bytes: float, bandwidth: float, latency_s: float) -> float:
+    """One all-gather or reduce-scatter of a message: (n-1) * (alpha + M / (n * B))."""
+    return (workers - 1) * (latency_s + message_bytes / (workers * bandwidth))
+
+
+def bytes_per_second(gbps: float) -> float:
+    return gbps * 1e9 / 8
+
+
+def worker_bandwidths(setting: Setting, delays: Delays) -> np.ndarray:
+    """Bytes per second of each worker's link, its `link` delays applied."""
+    nic = bytes_per_second(setting.nic_gbps)
+    return np.array([nic / delays.bandwidth_divisor(worker) for worker in range(setting.workers)])
+
+
+def collective_s(strategy: str, setting: Setting, delays: Delays) -> float:
+    """Seconds of a mesh strategy's collectives in a step, over the slowest link, overlapping no computing."""
+    slowest = float(worker_bandwidths(setting, delays).min())
+    one = ring_pass_s(setting.workers, setting.message_bytes, slowest, setting.latency_s)
+    return RING_PASSES[strategy] * one
+
+
+def transfer_ns(message_bytes: float, bandwidth: float) -> int:
+    return 0 if math.isinf(bandwidth) else round(message_bytes / bandwidth * 1e9)
+
+
+class SharedLink:
+    """A link whose transfers, all of one size, share its bandwidth equally (processor sharing).
+
+    With k under way each advances at rate 1/k, so they end in the order they began, and a fluid clock that
+    runs at rate 1/k tells when: a transfer ends when the clock has advanced by its duration alone.
+    """
+
+    def __init__(self, alone_ns: int) -> None:
+        self.alone_ns = alone_ns
+        self.fluid = 0.0
+        self.now_ns = 0
+        self.under_way: deque[tuple[float, int, int]] = deque()  # (fluid end, start_ns, worker)
+
+    def begin(self, now_ns: int, worker: int) -> None:
+        self._advance(now_ns)
+        self.under_way.append((self.fluid + self.alone_ns, now_ns, worker))
+
+    def next_end_ns(self) -> int | None:
+        """When the oldest transfer ends if none begins before."""
+        if not self.under_way:
+            return None
+        remaining = max(0.0, self.under_way[0][0] - self.fluid)
+        return self.now_ns + math.ceil(remaining * len(self.under_way))
+
+    def end(self, now_ns: int) -> tuple[int, int]:
+        """Ends the oldest transfer; its (start_ns, worker)."""
+        self._advance(now_ns)
+        _, start_ns, worker = self.under_way.popleft()
+        return start_ns, worker
+
+    def _advance(self, now_ns: int) -> None:
+        if self.under_way:
+            self.fluid += (now_ns - self.now_ns) / len(self.under_way)
+        self.now_ns = now_ns

@@ -1,0 +1,40 @@
+"""What one strategy did in one simulated run (one seed), in the units that the results are made of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Counts and seconds of one run. Rates are taken over `window_s`, which leaves the warm-up out.
+
+    `staleness` counts applied gradients by their staleness; `mean_step_s` is each worker's mean compute time.
+    """
+
+    virtual_time_s: float
+    steps: int
+    window_s: float
+    updates: int  # within the window
+    useful: int  # gradients that reached the model within the window
+    wasted: float  # computing without effect (dropped, abandoned or lost), as a share of all computing
+    busy_s: np.ndarray  # of each worker, within the window
+    mean_step_s: np.ndarray
+    staleness: Mapping[int, int]
+    server_busy_share: float | None = None
+    server_queue: float | None = None  # mean pushes waiting for or in their application
+    losses: list[tuple[float, int, float]] = field(default_factory=list)  # (virtual seconds, tokens, loss)
+
+    @property
+    def useful_per_second(self) -> float:
+        return self.useful / self.window_s
+
+    @property
+    def slowdown(self) -> float:
+        """Times slower than if every worker took the mean step and waited for nobody."""
+        return len(self.mean_step_s) / float(self.mean_step_s.mean()) / self.useful_per_second
+
+    @property
+    def idle_share(self) -> np.ndarray:
+        return 1.0 - self.busy_s / self.window_s
