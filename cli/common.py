@@ -1,6 +1,5 @@
 """What every command shares: the common options, and one document on stdout."""
 
-import json
 import sys
 from typing import Annotated, Any
 
@@ -9,6 +8,7 @@ import typer
 from jaxdp.config import Config, load, to_toml
 from jaxdp.errors import BadInput
 from jaxdp.mesh.rules import STRATEGIES
+from jaxdp.strict_json import to_json
 
 ConfigOption = Annotated[
     list[str] | None,
@@ -35,9 +35,8 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, o
 
 
 def print_json(document: Any) -> None:
-    """Strict JSON: a number that is none is refused rather than printed."""
-    json.dump(document, sys.stdout, allow_nan=False, indent=2)
-    sys.stdout.write("\n")
+    """One strict JSON document; what is not finite becomes null."""
+    print(to_json(document, indent=2))
 
 
 def say(line: str) -> None:

@@ -38,15 +38,25 @@ def jaxdp(
 
 
 def main() -> None:
-    """Runs the command line: every expected error is one line on stderr, and the exit code says its kind."""
+    """Runs the command line: every error is one line on stderr, and the exit code says its kind."""
     try:
         code = app(standalone_mode=False)
-    except (JaxdpError, typer.TyperException) as error:
-        if "--debug" in sys.argv:
-            traceback.print_exc()
-        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        print("error: " + " ".join(message.split()), file=sys.stderr)
-        code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except Exception as error:
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        print("error: " + " ".join(describe(error).split()), file=sys.stderr)
+        code = getattr(error, "exit_code", 1)
     sys.exit(code)
+
+
+def describe(error: Exception) -> str:
+    if isinstance(error, typer.TyperException):
+        return error.format_message()
+    if isinstance(error, JaxdpError):
+        return str(error)
+    first_line = (str(error).splitlines() or [""])[0]
+    if "RESOURCE_EXHAUSTED" in first_line:
+        return f"out of memory: {first_line}; use fewer tokens a device, more microbatches, remat=block or fsdp"
+    return f"unexpected {type(error).__name__}: {first_line}; --debug shows where"

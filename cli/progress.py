@@ -32,10 +32,13 @@ class StepProgress:
             self._tasks = {name: self._bar.add_task(name, total=total, note="compiling") for name in names}
 
     def advance(self, name: str, steps: int, note: str) -> None:
+        """Counts `steps` more and shows `note`; a note without steps is a line of its own."""
         self._done[name] += steps
+        if steps == 0 and note:
+            self.say(f"{name}: {note}")
         if self._bar is not None:
             self._bar.update(self._tasks[name], completed=self._done[name], note=note)
-        elif self.shown and (self._done[name] - self._said[name]) * 10 >= self.total:
+        elif steps and (self._done[name] - self._said[name]) * 10 >= self.total:
             self._said[name] = self._done[name]
             self.say(f"{name}: {self._done[name]}/{self.total} steps, {note}")
 

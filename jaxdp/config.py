@@ -117,16 +117,24 @@ class TrainConfig(Section):
 
 
 class StrategyConfig(Section):
-    """How the devices share the work. `shard_devices` is the size of HSDP's shard group (default: a host's)."""
+    """How the devices share the work. `shard_devices` is the size of HSDP's shard group (default: a host's).
+
+    `round_latency_s` is slept in every round of the flat unit: an injected delay, to show what a split block costs.
+    """
 
     name: Literal["ddp", "zero1", "fsdp", "hsdp", "ps"] = "ddp"
     unit: Literal["block", "flat"] = "block"
     min_shard_bytes: Natural = 2**14
     shard_devices: Count | None = None
+    round_latency_s: Seconds = 0.0
 
 
 class ServerConfig(Section):
-    """The parameter server of `--strategy ps`. `bound`, `backups` and `group` belong to one policy each."""
+    """The parameter server of `--strategy ps`. `bound`, `backups` and `group` belong to one policy each.
+
+    A worker silent for `deadline_s` is given up, and the others go on. `compensation` is the constant of
+    `delay_compensation`.
+    """
 
     engine: Literal["threads", "ray"] = "threads"
     workers: Count | None = None
@@ -141,6 +149,8 @@ class ServerConfig(Section):
     devices_per_worker: Count = 1
     placement: Literal["dedicated", "colocated"] = "colocated"
     address: str | None = None
+    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+    compensation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.04
 
     @model_validator(mode="after")
     def _policy_options(self) -> Self:

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -65,7 +66,16 @@ class Model:
             given["worker"] = str(self.worker)
         return f"{self.name}({','.join(f'{key}={value}' for key, value in given.items())})"
 
-    @property
+    @cached_property
+    def timed(self) -> bool:
+        """Whether what it does to a step depends on when the step starts."""
+        return self.name in TIMED or self.periodic
+
+    @cached_property
+    def failing(self) -> bool:
+        return self.name == "fail"
+
+    @cached_property
     def periodic(self) -> bool:
         """Whether this is a pause at moments of time rather than at steps."""
         return self.name == "pause" and "every_s" in self.value

@@ -10,15 +10,15 @@ simulation, in a real run and for the adviser, and every strategy meets the same
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from jaxdp import draws
-from jaxdp.delay_spec import BASES, SUMS, TIMED, Model, parse_models
+from jaxdp.delay_spec import BASES, SUMS, Model, parse_models
 from jaxdp.errors import BadInput
 
 MAX_RETRIES = 1000  # failures within one step before the setting is called hopeless
@@ -48,12 +48,13 @@ class Delays:
     models: tuple[Model, ...] = ()
     seed: int = 0
     _cycles: dict[tuple[int, int], "_Cycles"] = field(default_factory=dict, compare=False, repr=False)
+    _places: dict[tuple[str, int], list[tuple[int, Model]]] = field(default_factory=dict, compare=False, repr=False)
 
     def __bool__(self) -> bool:
         return bool(self.models)
 
     def with_seed(self, seed: int) -> "Delays":
-        return replace(self, seed=seed, _cycles={})
+        return Delays(self.models, seed)
 
     def check(self, workers: int) -> None:
         """Raises `BadInput` if a model names a worker that doesn't exist or a trace has no column for one."""
@@ -66,14 +67,14 @@ class Delays:
                 if last >= columns:
                     raise BadInput(f"{model}: has {columns} columns and none for worker {last}")
 
-    @property
+    @cached_property
     def timed(self) -> bool:
         """Whether a step's seconds depend on when it starts, not only on its index."""
-        return any(model.name in TIMED or model.periodic for model in self.models)
+        return any(model.timed for model in self.models)
 
-    @property
+    @cached_property
     def failing(self) -> bool:
-        return any(model.name == "fail" for model in self.models)
+        return any(model.failing for model in self.models)
 
     def step_seconds(self, worker: int, step: int, base_s: float, at_s: float) -> float:
         """Seconds that `step` takes on `worker` when it starts `at_s` seconds into the run."""
@@ -102,26 +103,19 @@ class Delays:
 
     def at_time(self, worker: int, sum_s: float, factor: float, at_s: float) -> float:
         """Seconds of a step that starts `at_s` into the run, from its entry of `block`."""
-        for index, model in enumerate(self.models):
-            if model.worker is not None and model.worker != worker:
-                continue
+        for index, model in self._own("timed", worker):
             if model.periodic:
                 sum_s += self._pauses(model, worker, at_s, sum_s * factor) * model.value["seconds"]
             elif model.name == "throttle":
                 factor *= model.value["factor"] if at_s >= model.value["after_s"] else 1.0
-            elif model.name == "markov":
-                slow = at_s >= self._outage(index, worker, at_s).start_s
-                factor *= model.value["factor"] if slow else 1.0
+            elif at_s >= self._outage(index, worker, at_s).start_s:
+                factor *= model.value["factor"]
         return sum_s * factor
 
     def next_outage(self, worker: int, at_s: float) -> Outage:
         """The outage of `worker` at `at_s`, or else its next one."""
-        own = (
-            self._outage(index, worker, at_s)
-            for index, model in enumerate(self.models)
-            if model.name == "fail" and model.worker in (None, worker)
-        )
-        return min(own, default=NO_OUTAGE)
+        own = [self._outage(index, worker, at_s) for index, _ in self._own("failing", worker)]
+        return min(own) if own else NO_OUTAGE
 
     def survive(self, worker: int, start_s: float, seconds: float) -> tuple[float, float]:
         """When work of `seconds`, begun at `start_s` and again after every outage, is done; the computing lost."""
@@ -168,8 +162,7 @@ class Delays:
 
     def _pauses(self, model: Model, worker: int, at_s: float, seconds: float) -> int:
         """How many of a periodic pause's moments fall within the step; each worker has its own phase."""
-        every_s = model.value["every_s"]
-        phase = float(draws.uniform(self.seed, f"{model.cause}/phase", worker, 0)[0, 0])
+        every_s, phase = model.value["every_s"], _phase(self.seed, model.cause, worker)
         first = math.ceil(at_s / every_s - phase)
         last = math.ceil((at_s + seconds) / every_s - phase)
         probability = model.value.get("probability", 1.0)
@@ -180,10 +173,25 @@ class Delays:
 
     def _outage(self, index: int, worker: int, at_s: float) -> Outage:
         """The slow period (`markov`) or outage (`fail`) of one model at `at_s`, or else the next one."""
-        key = (index, worker)
-        if key not in self._cycles or at_s < self._cycles[key].start_s:
-            self._cycles[key] = _Cycles(self.models[index], self.seed, worker)
-        return self._cycles[key].find(at_s)
+        cycles = self._cycles.get((index, worker))
+        if cycles is None or at_s < cycles.start_s:
+            cycles = self._cycles[index, worker] = _Cycles(self.models[index], self.seed, worker)
+        return cycles.find(at_s)
+
+    def _own(self, kind: Literal["timed", "failing"], worker: int) -> list[tuple[int, Model]]:
+        """The worker's models of a kind and their places."""
+        own = self._places.get((kind, worker))
+        if own is None:
+            all_ = [(index, model) for index, model in enumerate(self.models) if model.worker in (None, worker)]
+            own = [(index, model) for index, model in all_ if (model.timed if kind == "timed" else model.failing)]
+            self._places[kind, worker] = own
+        return own
+
+
+@cache
+def _phase(seed: int, cause: str, worker: int) -> float:
+    """Where in its period a worker's periodic pause stands at the start."""
+    return float(draws.uniform(seed, f"{cause}/phase", worker, 0)[0, 0])
 
 
 class _Cycles:
@@ -199,12 +207,16 @@ class _Cycles:
         self.starts: list[float] = []
         self.ends: list[float] = []
         self._extend()
+        self.since_s, self.now = 0.0, Outage(0.0, 0.0)  # what `find` returned last, and since when it holds
 
     def find(self, at_s: float) -> Outage:
-        while self.ends[-1] <= at_s:
-            self._extend()
-        index = bisect_right(self.ends, at_s)
-        return Outage(self.starts[index], self.ends[index])
+        if self.now.end_s <= at_s or at_s < self.since_s:
+            while self.ends[-1] <= at_s:
+                self._extend()
+            index = bisect_right(self.ends, at_s)
+            self.now = Outage(self.starts[index], self.ends[index])
+            self.since_s = self.ends[index - 1] if index else self.start_s
+        return self.now
 
     def _extend(self) -> None:
         """Replaces the cycles held by the next 64."""

@@ -17,7 +17,7 @@ SERVER = -1  # the server's place among the workers
 class Timeline:
     """Collects spans up to `max_events`, so that memory does not grow with the run; then it is `full`."""
 
-    def __init__(self, workers: int, max_events: int = 200_000) -> None:
+    def __init__(self, workers: int, max_events: int = 60_000) -> None:
         self.workers = workers
         self.max_events = max_events
         self.events: list[dict[str, Any]] = []

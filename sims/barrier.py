@@ -1,6 +1,6 @@
 """The barrier world: strategies in which all workers wait for each other, vectorised over workers and steps."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +10,8 @@ from jaxdp.errors import BadInput
 from jaxdp.timeline import Timeline
 from sims.network import collective_s
 from sims.outcome import Outcome
-from sims.setting import Setting, Strategy
-
+from sims.setting import Setting
+from sims.strategy import Strategy
 
 CHUNK_DRAWS = 2**15  # draws held at once: they stay in the processor's cache
 
@@ -24,7 +24,13 @@ class Rounds(NamedTuple):
     lost_s: np.ndarray  # of that, computing that an outage undid
 
 
-def simulate(setting: Setting, strategy: Strategy, delays: Delays, timeline: Timeline | None = None) -> Outcome:
+def simulate(
+    setting: Setting,
+    strategy: Strategy,
+    delays: Delays,
+    timeline: Timeline | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Outcome:
     """Runs `setting.steps` steps of a mesh strategy.
 
     A round ends when enough workers are done (all, or all but the backups, whose late computing is given
@@ -33,7 +39,7 @@ def simulate(setting: Setting, strategy: Strategy, delays: Delays, timeline: Tim
     n, now_s = setting.workers, 0.0
     exchange_s = collective_s(strategy.name, setting, delays)
     waited_for = n - (strategy.backups or 0)
-    busy_s, computed_s, given_up_s, useful = np.zeros(n), np.zeros(n), 0.0, 0
+    busy_s, computed_s, given_up_s, useful, done = np.zeros(n), np.zeros(n), 0.0, 0, 0
     for rounds, steps in _rounds(setting, delays, strategy.period or 1, exchange_s, waited_for):
         slowest_s = _wait(rounds.done_s, waited_for)
         if timeline and not timeline.full:
@@ -48,6 +54,9 @@ def simulate(setting: Setting, strategy: Strategy, delays: Delays, timeline: Tim
         given_up_s += float(rounds.lost_s.sum())
         now_s += float(slowest_s.sum()) + exchange_s * len(slowest_s)
         useful += waited_for * steps
+        done += steps
+        if progress:
+            progress(done / setting.steps)
     if now_s <= 0:
         raise BadInput("compute_s: no time passed in the simulation; give compute_s or delays that take time")
     period = strategy.period or 1
@@ -61,6 +70,7 @@ def simulate(setting: Setting, strategy: Strategy, delays: Delays, timeline: Tim
         busy_s=busy_s,
         mean_step_s=computed_s / setting.steps,
         staleness={0: useful},
+        worker_staleness=[0.0] * n,
     )
 
 
@@ -100,12 +110,12 @@ def _timed_round(delays: Delays, sums: np.ndarray, factors: np.ndarray, start_s:
     """One round whose delays depend on when each step starts."""
     workers = sums.shape[1]
     done_s, busy_s, lost_s = np.zeros((1, workers)), np.zeros((1, workers)), np.zeros((1, workers))
-    sum_rows, factor_rows = sums.tolist(), factors.tolist()
+    sum_rows, factor_rows, failing = sums.tolist(), factors.tolist(), delays.failing
     for worker in range(workers):
         now_s = start_s
         for sum_row, factor_row in zip(sum_rows, factor_rows, strict=True):
             seconds = delays.at_time(worker, sum_row[worker], factor_row[worker], now_s)
-            now_s, lost = delays.survive(worker, now_s, seconds) if delays.failing else (now_s + seconds, 0.0)
+            now_s, lost = delays.survive(worker, now_s, seconds) if failing else (now_s + seconds, 0.0)
             busy_s[0, worker] += seconds
             lost_s[0, worker] += lost
         done_s[0, worker] = now_s - start_s

@@ -1,8 +1,4 @@
-"""How long messages take: ring collectives, and the server's links as FIFO queues or shared fairly.
-
-Latency is alpha, a message M bytes, a bandwidth bytes per second one way. Formulas: Patarasuk and Yuan,
-"Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
-"""
+"""How long messages take: collectives over the slowest link, and the server's link shared fairly."""
 
 import math
 from collections import deque
@@ -10,15 +6,11 @@ from collections import deque
 import numpy as np
 
 from jaxdp.delays import Delays
+from jaxdp.plan.network import Link, ring_pass
 from sims.setting import Setting
 
 # ring passes over the message a step: all-reduce is a reduce-scatter and an all-gather
 RING_PASSES = {"ddp": 2, "backup": 2, "local_sgd": 2, "zero1": 2, "fsdp": 3}
-
-
-def ring_pass_s(workers: int, message_bytes: float, bandwidth: float, latency_s: float) -> float:
-    """One all-gather or reduce-scatter of a message: (n-1) * (alpha + M / (n * B))."""
-    return (workers - 1) * (latency_s + message_bytes / (workers * bandwidth))
 
 
 def bytes_per_second(gbps: float) -> float:
@@ -33,9 +25,8 @@ def worker_bandwidths(setting: Setting, delays: Delays) -> np.ndarray:
 
 def collective_s(strategy: str, setting: Setting, delays: Delays) -> float:
     """Seconds of a mesh strategy's collectives in a step, over the slowest link, overlapping no computing."""
-    slowest = float(worker_bandwidths(setting, delays).min())
-    one = ring_pass_s(setting.workers, setting.message_bytes, slowest, setting.latency_s)
-    return RING_PASSES[strategy] * one
+    slowest = Link(float(worker_bandwidths(setting, delays).min()), setting.latency_s)
+    return RING_PASSES[strategy] * ring_pass(setting.message_bytes, setting.workers, slowest)
 
 
 def transfer_ns(message_bytes: float, bandwidth: float) -> int:

@@ -1,7 +1,7 @@
 """What one strategy did in one simulated run (one seed), in the units that the results are made of."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,18 +22,19 @@ class Outcome:
     busy_s: np.ndarray  # of each worker, within the window
     mean_step_s: np.ndarray
     staleness: Mapping[int, int]
+    worker_staleness: Sequence[float | None]
     server_busy_share: float | None = None
     server_queue: float | None = None  # mean pushes waiting for or in their application
-    losses: list[tuple[float, int, float]] = field(default_factory=list)  # (virtual seconds, tokens, loss)
 
     @property
     def useful_per_second(self) -> float:
         return self.useful / self.window_s
 
     @property
-    def slowdown(self) -> float:
-        """Times slower than if every worker took the mean step and waited for nobody."""
-        return len(self.mean_step_s) / float(self.mean_step_s.mean()) / self.useful_per_second
+    def slowdown(self) -> float | None:
+        """Times slower than if every worker took the mean step and waited for nobody; None if computing is free."""
+        mean_s = float(self.mean_step_s.mean())
+        return len(self.mean_step_s) / mean_s / self.useful_per_second if mean_s else None
 
     @property
     def idle_share(self) -> np.ndarray:

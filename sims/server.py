@@ -1,55 +1,18 @@
-"""The server world: a parameter server's workers, links and queue as events in virtual time.
+"""The server world: how a parameter server does under uneven workers, by events in virtual time."""
 
-It drives the real state machine (`jaxdp.server.core`). Time is integer nanoseconds. A worker computes, its
-push queues for the server's link, then for the serial application; the acknowledgement carries its next
-pull, so the re-pull comes before any push queued at that instant. FIFO queues are kept as the time at which
-they are free again, and applications end in the order they are queued, so that an update costs one heap
-event, or a few with a shared link or unequal links.
-
-S server shards see the same messages at the same times: they act as one server with S times the bandwidth
-that applies S times as fast.
-"""
-
-import heapq
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
 
 import numpy as np
 
-from jaxdp.delays import MAX_RETRIES, Delays
+from jaxdp.delays import Delays
 from jaxdp.errors import BadInput
-from jaxdp.server.core import Reply, Server, Update
-from jaxdp.timeline import SERVER, Timeline
-from sims.network import SharedLink, bytes_per_second, transfer_ns, worker_bandwidths
+from jaxdp.timeline import Timeline
+from sims import server_fifo
 from sims.outcome import Outcome
-from sims.setting import Setting, Strategy
-
-NS = 1e-9
-DRAWN_STEPS = 256  # a worker's steps drawn at once
-
-# event kinds; at one instant links deliver, then workers leave and join, then pushes arrive
-PULL_SENT, PUSH_SENT, RECEIVED, LEAVE, JOIN, PUSH = range(6)
-
-
-class Learner(Protocol):
-    """Trains for real while time is virtual."""
-
-    def pulled(self, worker: int, sequence: int, version: int) -> None: ...
-
-    def gradient(self, worker: int, sequence: int) -> Any: ...
-
-    def apply(self, update: Update, now_s: float) -> None: ...
-
-
-class NoLearner:
-    """Throughput mode: gradients have no content."""
-
-    def pulled(self, worker: int, sequence: int, version: int) -> None: ...
-
-    def gradient(self, worker: int, sequence: int) -> None: ...
-
-    def apply(self, update: Update, now_s: float) -> None: ...
+from sims.server_world import NS, Learner, World
+from sims.setting import Setting
+from sims.strategy import Strategy
 
 
 def simulate(
@@ -61,12 +24,13 @@ def simulate(
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
     """Runs until steps * workers pushes have arrived; the first tenth of them is warm-up."""
-    world = _World(setting, strategy, delays, timeline, learner or NoLearner())
+    world = World(setting, strategy, delays, timeline, learner)
     total, warm = setting.steps * setting.workers, setting.steps // 10 * setting.workers
-    world.run(warm)
+    run = partial(server_fifo.run, world) if world.plain else world.run
+    run(warm)
     start, world.staleness = _Mark(world), {}
     for tenth in range(1, 11):
-        world.run(warm + (total - warm) * tenth // 10)
+        run(warm + (total - warm) * tenth // 10)
         if progress:
             progress(tenth / 10)
     return _outcome(setting, world, start, _Mark(world))
@@ -75,17 +39,18 @@ def simulate(
 class _Mark:
     """The counters at one moment."""
 
-    def __init__(self, world: "_World") -> None:
+    def __init__(self, world: World) -> None:
         self.now_ns = world.now_ns
-        self.applied = world.server.applied
-        self.version = world.server.version
+        self.applied = world.applied
+        self.updates = world.updates
         self.waited_ns = world.waited_ns
+        self.stale = np.array([world.stale_sum, world.stale_count])
         self.applications = world.pushes
         ahead = [max(0, end - max(self.now_ns, start)) for start, end in zip(world.start, world.end, strict=True)]
         self.busy_ns = np.array(world.busy_ns) - np.array(ahead)
 
 
-def _outcome(setting: Setting, world: "_World", start: _Mark, end: _Mark) -> Outcome:
+def _outcome(setting: Setting, world: World, start: _Mark, end: _Mark) -> Outcome:
     window_ns = end.now_ns - start.now_ns
     if window_ns <= 0:
         raise BadInput("compute_s: no time passed in the simulation; give compute_s or delays that take time")
@@ -94,226 +59,18 @@ def _outcome(setting: Setting, world: "_World", start: _Mark, end: _Mark) -> Out
         virtual_time_s=end.now_ns * NS,
         steps=setting.steps,
         window_s=window_ns * NS,
-        updates=end.version - start.version,
+        updates=end.updates - start.updates,
         useful=end.applied - start.applied,
         wasted=min(1.0, world.wasted_ns / computed_ns),
         busy_s=(end.busy_ns - start.busy_ns) * NS,
         mean_step_s=np.array(world.step_ns) * NS / np.maximum(world.steps_begun, 1),
         staleness=dict(sorted(world.staleness.items())),
+        worker_staleness=_mean_staleness(end.stale - start.stale),
         server_busy_share=(end.applications - start.applications) * world.apply_ns / window_ns,
         server_queue=(end.waited_ns - start.waited_ns) / window_ns,
     )
 
 
-class _World:
-    def __init__(
-        self, setting: Setting, strategy: Strategy, delays: Delays, timeline: Timeline | None, learner: Learner
-    ) -> None:
-        n, shards = setting.workers, strategy.server_shards
-        self.server = Server(strategy.server_policy, range(n), strategy.correction)
-        self.delays, self.timeline, self.learner = delays, timeline, learner
-        self.timed, self.failing = delays.timed, delays.failing
-        self.base_s = setting.base_s
-        self.tokens = max(1, setting.tokens_per_step // n)
-
-        self.latency_ns = round(setting.latency_s / NS)
-        self.apply_ns = round(setting.apply_s / shards / NS)
-        server_bandwidth = bytes_per_second(setting.server_nic_gbps) * shards
-        self.server_ns = transfer_ns(setting.message_bytes, server_bandwidth)
-        links = worker_bandwidths(setting, delays)
-        self.worker_ns = [max(self.server_ns, transfer_ns(setting.message_bytes, link)) for link in links]
-        self.in_order = len(set(self.worker_ns)) == 1 or self.server_ns == 0
-        shared = setting.queue == "shared" and self.server_ns > 0
-        self.links = {kind: SharedLink(self.server_ns) for kind in (PULL_SENT, PUSH_SENT)} if shared else {}
-        self.link_turn = {PULL_SENT: 0, PUSH_SENT: 0}
-        self.out_free_ns = self.in_free_ns = self.apply_free_ns = 0
-
-        self.events: list[tuple[int, int, int, int]] = []  # (time, kind: the priority, sequence, worker)
-        self.count = 0
-        self.applying: deque[tuple[int, int, int]] = deque()  # (end, worker, received), in order of ends
-        self.now_ns = self.pushes = self.waited_ns = self.wasted_ns = 0
-        self.staleness: dict[int, int] = {}
-
-        self.start, self.end, self.busy_ns = [0] * n, [0] * n, [0] * n
-        self.step_ns, self.steps_begun = [0] * n, [0] * n
-        self.sequence, self.version, self.retries = [0] * n, [0] * n, [0] * n
-        self.first_drawn = [-DRAWN_STEPS] * n
-        self.drawn: list[Any] = [()] * n
-        for worker in range(n):
-            self._pull(worker, 0)
-
-    def run(self, pushes: int) -> None:
-        """Goes on until that many pushes have been taken by the server."""
-        events, applying, pop = self.events, self.applying, heapq.heappop
-        while self.pushes < pushes:
-            if applying and (not events or applying[0][0] <= events[0][0]):
-                now, worker, received = applying.popleft()
-                self.now_ns = now
-                self.waited_ns += now - received
-                self._apply(worker, now)
-                continue
-            now, kind, _, worker = pop(events)
-            if kind == PUSH:
-                self._push_arrives(worker, now)
-            elif kind == RECEIVED:
-                self._queue(worker, now)
-            elif kind == LEAVE:
-                self._follow(self.server.leave(worker), now)
-            elif kind == JOIN:
-                self._follow(self.server.join(worker), now)
-                self._pull(worker, now)
-            elif worker == self.link_turn[kind]:  # else another transfer began since: rescheduled
-                self._transfer_ends(kind, now)
-
-    def _at(self, now: int, kind: int, worker: int) -> None:
-        self.count += 1
-        heapq.heappush(self.events, (now, kind, self.count, worker))
-
-    def _pull(self, worker: int, now: int) -> None:
-        """Asks for parameters; once granted they queue for the server's link, and then the worker computes."""
-        version = self.server.pull(worker)
-        if version is None:
-            return
-        self.version[worker] = version
-        self.sequence[worker] = sequence = self.server.sequences[worker]
-        self.learner.pulled(worker, sequence, version)
-        if self.links:
-            self._share(PULL_SENT, worker, now)
-            return
-        begun = self.out_free_ns if self.out_free_ns > now else now
-        self.out_free_ns = begun + self.server_ns
-        arrived = begun + self.worker_ns[worker] + self.latency_ns
-        if self.timeline and arrived > now:
-            self.timeline.span(worker, "NIC in", f"pull v{version}", now * NS, arrived * NS)
-        self._compute(worker, arrived)
-
-    def _compute(self, worker: int, now: int) -> None:
-        duration = self._duration(worker, now)
-        self.start[worker] = now
-        self.end[worker] = end = now + duration
-        if self.failing and self._fails(worker, now, end):
-            return
-        self.busy_ns[worker] += duration
-        self.step_ns[worker] += duration
-        self.steps_begun[worker] += 1
-        if self.timeline:
-            self.timeline.span(worker, "compute", f"step {self.sequence[worker]}", now * NS, end * NS)
-        self.count += 1
-        heapq.heappush(self.events, (end + self.latency_ns, PUSH, self.count, worker))
-
-    def _duration(self, worker: int, now: int) -> int:
-        """Nanoseconds of the worker's step: drawn in advance, unless it depends on the time."""
-        place = self.sequence[worker] - self.first_drawn[worker]
-        if not 0 <= place < DRAWN_STEPS:
-            first = self.first_drawn[worker] = self.sequence[worker]
-            steps = np.arange(first, first + DRAWN_STEPS)
-            sums, factors = self.delays.block(np.array([worker]), steps, self.base_s[worker])
-            if self.timed:
-                self.drawn[worker] = list(zip(sums[:, 0].tolist(), factors[:, 0].tolist(), strict=True))
-            else:
-                self.drawn[worker] = np.rint(sums[:, 0] * factors[:, 0] / NS).astype(np.int64).tolist()
-            place = 0
-        if self.timed:
-            seconds = self.delays.at_time(worker, *self.drawn[worker][place], now * NS)
-            return round(seconds / NS)
-        return self.drawn[worker][place]
-
-    def _fails(self, worker: int, now: int, end: int) -> bool:
-        """Whether an outage undoes the step; if so the worker leaves, and comes back when it is over."""
-        outage = self.delays.next_outage(worker, now * NS)
-        if end * NS <= outage.start_s:
-            self.retries[worker] = 0
-            return False
-        self.retries[worker] += 1
-        if self.retries[worker] > MAX_RETRIES:
-            raise BadInput(f"fail: worker {worker} never survives a step of {(end - now) * NS:.3g} s; raise mtbf_s")
-        down = max(now, round(outage.start_s / NS))
-        self.end[worker] = down
-        self.busy_ns[worker] += down - now
-        self.wasted_ns += down - now
-        self._at(down, LEAVE, worker)
-        self._at(max(down + 1, round(outage.end_s / NS)), JOIN, worker)
-        if self.timeline:
-            self.timeline.span(worker, "compute", "lost", now * NS, down * NS)
-        return True
-
-    def _push_arrives(self, worker: int, now: int) -> None:
-        """A push reaches the server's link."""
-        if self.links:
-            self._share(PUSH_SENT, worker, now)
-            return
-        begun = self.in_free_ns if self.in_free_ns > now else now
-        self.in_free_ns = begun + self.server_ns
-        received = begun + self.worker_ns[worker]
-        if self.in_order and (received == now or self.server_ns):
-            self._queue(worker, received)
-        else:
-            self._at(received, RECEIVED, worker)
-
-    def _queue(self, worker: int, received: int) -> None:
-        """A push is received whole and waits for its application."""
-        free = self.apply_free_ns
-        self.apply_free_ns = end = (free if free > received else received) + self.apply_ns
-        self.applying.append((end, worker, received))
-        if self.timeline:
-            sent = self.end[worker] * NS
-            self.timeline.span(worker, "NIC out", f"push {self.sequence[worker]}", sent, received * NS)
-            self.timeline.span(SERVER, "apply", f"worker {worker}", (end - self.apply_ns) * NS, end * NS)
-            self.timeline.flow(worker, received * NS, (end - self.apply_ns) * NS)
-            self.timeline.counter("queue", received * NS, len(self.applying))
-
-    def _apply(self, worker: int, now: int) -> None:
-        """The server takes a push; its acknowledgement carries the worker's next pull."""
-        self.pushes += 1
-        sequence = self.sequence[worker]
-        payload = self.learner.gradient(worker, sequence)
-        reply = self.server.push(worker, sequence, self.version[worker], self.tokens, payload)
-        if reply[0] == "dropped":
-            self.wasted_ns += self.end[worker] - self.start[worker]
-        self._pull_after(worker, reply, now)
-
-    def _pull_after(self, worker: int, reply: Reply, now: int) -> None:
-        update = reply[1]
-        if update is not None:
-            self._updated(update, now)
-        self._pull(worker, now)
-        for released in reply[2]:
-            self._pull(released, now)
-
-    def _follow(self, reply: Reply, now: int) -> None:
-        self.now_ns = now
-        if reply.update is not None:
-            self._updated(reply.update, now)
-        for released in reply.released:
-            self._pull(released, now)
-
-    def _updated(self, update: Update, now: int) -> None:
-        histogram = self.staleness
-        for stale in update[3]:
-            histogram[stale] = histogram.get(stale, 0) + 1
-        self.learner.apply(update, now * NS)
-        if self.timeline:
-            self.timeline.counter("staleness", now * NS, sum(update.staleness) / len(update.staleness))
-
-    def _share(self, kind: int, worker: int, now: int) -> None:
-        self.links[kind].begin(now, worker)
-        self._reschedule(kind)
-
-    def _transfer_ends(self, kind: int, now: int) -> None:
-        """A transfer over a shared link ends; a slower link of the worker's own may delay its arrival."""
-        begun, worker = self.links[kind].end(now)
-        arrived = max(now, begun + self.worker_ns[worker])
-        self._reschedule(kind)
-        if kind == PUSH_SENT:
-            self._at(arrived, RECEIVED, worker)
-            return
-        if self.timeline:
-            name = f"pull v{self.version[worker]}"
-            self.timeline.span(worker, "NIC in", name, begun * NS, (arrived + self.latency_ns) * NS)
-        self._compute(worker, arrived + self.latency_ns)
-
-    def _reschedule(self, kind: int) -> None:
-        self.link_turn[kind] += 1
-        end = self.links[kind].next_end_ns()
-        if end is not None:
-            self._at(end, kind, self.link_turn[kind])
+def _mean_staleness(stale: np.ndarray) -> list[float | None]:
+    """Of each worker's applied gradients; None for a worker without any."""
+    return [total / count if count else None for total, count in stale.T.tolist()]

@@ -1,10 +1,11 @@
 """What is simulated: workers, their compute times and delays, the network, and the strategies to compare."""
 
 import difflib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NoReturn, Self
 
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -12,66 +13,10 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from jaxdp.config import SHIPPED, Count, Natural, Section, parse_override, read_toml
 from jaxdp.delays import Delays, parse
 from jaxdp.errors import BadInput
-from jaxdp.server.policy import Correction, Policy, PolicyName, make_policy
-
-StrategyName = Literal["ddp", "zero1", "fsdp", "backup", "local_sgd", "ps"]
-STRATEGY_NAMES: tuple[StrategyName, ...] = ("ddp", "zero1", "fsdp", "backup", "local_sgd", "ps")
+from sims.strategy import Strategy, give_options
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Bandwidth = Annotated[float, Field(gt=0)]
-
-# option -> what reads it
-_OWNERS = {
-    "bound": "ps with policy ssp",
-    "backups": "backup, or ps with policy backup",
-    "group": "ps with policy softsync",
-    "period": "local_sgd",
-}
-
-
-class Strategy(Section):
-    """One way to train. `period` is local SGD's H; the rest is as in the parameter server's configuration."""
-
-    name: StrategyName
-    policy: PolicyName = "async"
-    bound: Natural | None = None
-    backups: Natural | None = None
-    group: Count | None = None
-    period: Count | None = None
-    correction: Correction = "none"
-    server_shards: Count = 1
-
-    @model_validator(mode="after")
-    def _options_belong(self) -> Self:
-        for option, owner in _OWNERS.items():
-            needed, given = self.reads(option), getattr(self, option) is not None
-            if given and not needed:
-                raise ValueError(f"{option}: {self.label} has none; it belongs to {owner}")
-            if needed and not given:
-                raise ValueError(f"{option}: {self.name} needs it ({owner})")
-        return self
-
-    def reads(self, option: str) -> bool:
-        ps = self.name == "ps"
-        return {
-            "bound": ps and self.policy == "ssp",
-            "backups": self.name == "backup" or (ps and self.policy == "backup"),
-            "group": ps and self.policy == "softsync",
-            "period": self.name == "local_sgd",
-        }[option]
-
-    @property
-    def label(self) -> str:
-        """A name that tells this strategy from its neighbours, such as `ps-ssp(3)`."""
-        name = f"ps-{self.policy}" if self.name == "ps" else self.name
-        option = next((getattr(self, o) for o in _OWNERS if self.reads(o) and getattr(self, o) is not None), None)
-        name += "" if option is None else f"({option})"
-        return name if self.correction == "none" else f"{name}+{self.correction}"
-
-    @property
-    def server_policy(self) -> Policy:
-        given = {key: getattr(self, key) for key in ("bound", "backups", "group")}
-        return make_policy(self.policy, **{key: value for key, value in given.items() if value is not None})
 
 
 class Setting(Section):
@@ -90,6 +35,7 @@ class Setting(Section):
     server_nic_gbps: Bandwidth = math.inf
     latency_s: Seconds = 0.0
     apply_s: Seconds = 0.0
+    apply_distribution: Literal["constant", "exponential"] = "constant"
     message_bytes: Natural = 0
     queue: Literal["fifo", "shared"] = "fifo"
     tokens_per_step: Count = 1024
@@ -124,12 +70,28 @@ class Setting(Section):
         return np.broadcast_to(np.asarray(self.compute_s, np.float64), self.workers)
 
 
-def load(source: str | None, flags: Mapping[str, Any], overrides: tuple[str, ...] = ()) -> Setting:
-    """The setting of a file or shipped name with flags (named as the keys) on top; raises `BadInput`."""
+def load(
+    source: str | None,
+    flags: Mapping[str, Any],
+    options: Mapping[str, Any],
+    names: list[str] | None = None,
+    overrides: Iterable[str] = (),
+) -> Setting:
+    """The setting of a file or shipped name; `overrides` (`key=value`), then `flags` (keys) win over it.
+
+    `names` replace its strategies; `options` (policy, bound, ...) go to the strategies that read them, and
+    one that none reads is refused. Raises `BadInput`.
+    """
     values = read_toml(find(source)) if source else {}
     for override in overrides:
         values |= parse_override(override)
-    return build(values | dict(flags))
+    values |= flags
+    if names:
+        values["strategies"] = [{"name": name} for name in names]
+    if options:
+        strategies = values.get("strategies", [{"name": "ddp"}, {"name": "ps"}])
+        values["strategies"] = give_options(strategies, options)
+    return build(values)
 
 
 def build(values: Mapping[str, Any]) -> Setting:
@@ -150,8 +112,17 @@ def find(source: str) -> Path:
     if path.suffix == ".toml" or path.is_file():
         return path
     if not shipped.is_file():
-        raise BadInput(f"{source}: neither a file nor a shipped simulation{_nearest(source, shipped_names())}")
+        refuse_name(source, shipped_names())
     return shipped
+
+
+def refuse_name(name: str, known: list[str]) -> NoReturn:
+    raise BadInput(f"{name}: neither a file nor a simulation that is shipped{_nearest(name, known)}")
+
+
+def headline(path: Path) -> str:
+    """The first comment of a simulation's file."""
+    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
 
 
 def shipped_names() -> list[str]:
@@ -175,3 +146,17 @@ def _one_line(error: Any) -> str:
         return message
     where = ".".join(str(part) for part in error["loc"] if not str(part).startswith(("float", "tuple", "function")))
     return f"{where}: {message[0].lower()}{message[1:]}, not {error['input']!r}"
+
+
+def to_toml(setting: Setting) -> str:
+    """The setting as TOML that `load` reads back."""
+    values = setting.model_dump(exclude_none=True)
+    strategies = values.pop("strategies")
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+    for strategy in strategies:
+        lines += ["", "[[strategies]]", *(f"{key} = {_toml(value)}" for key, value in strategy.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else str(list(value) if isinstance(value, tuple) else value)

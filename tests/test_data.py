@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -174,3 +176,12 @@ def test_the_description_is_strict_json_and_true(tmp_path):
     assert (said["train_tokens"], said["train_sequences"]) == (909, 90)
     assert (said["corpus"], said["dtype"], said["vocab"]) == (str(path), "uint16", 1000)
     assert said["unigram_entropy_nats"] == pytest.approx(np.log(909))
+
+
+def test_opening_the_data_starts_no_backend():
+    code = (
+        "from jaxdp.config import Config; from jaxdp.learn.data import open_data; open_data(Config()).batch(0)\n"
+        "from jax._src.xla_bridge import backends_are_initialized; print(backends_are_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

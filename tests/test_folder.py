@@ -29,7 +29,7 @@ def test_a_folder_with_a_run_needs_resume_or_overwrite(tmp_path: Path):
     with open_run(tmp_path) as folder:
         folder.write_json("run.json", {})
         (folder.file("checkpoints") / "00000001").mkdir(parents=True)
-    with pytest.raises(BadInput, match="holds another run.*--resume auto.*--overwrite"):
+    with pytest.raises(BadInput, match=r"holds another run.*--resume auto.*--overwrite"):
         open_run(tmp_path)
     with open_run(tmp_path, resume=True):
         assert (tmp_path / "checkpoints/00000001").is_dir()

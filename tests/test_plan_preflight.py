@@ -163,6 +163,6 @@ def test_shards_of_sound_rules_add_up(devices, strategy):
 def test_the_fast_check_imports_no_jax():
     code = (
         "import sys; from jaxdp.config import build; from jaxdp.plan.preflight import preflight;"
-        "preflight(build({}), 4); sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+        "preflight(build({}), 4); sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

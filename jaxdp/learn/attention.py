@@ -1,6 +1,7 @@
 """Causal attention with grouped keys and values, by backend.
 
-Shapes: B sequences, T tokens, H query heads, G groups of keys and values (G divides H), K head width.
+Shapes: B sequences, T tokens, S the tokens up to a block's end, H query heads, G groups of keys and values,
+R = H/G query heads of a group, K head width, q a block of queries.
 """
 
 import math
@@ -8,51 +9,132 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-
-BLOCK = 64  # queries that the blocked form handles at once
-
+from jax.ad_checkpoint import checkpoint_name
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
+BLOCK = 64  # queries that the blocked form takes at once ...
+MOST_BLOCKS = 16  # ... and more of them in a sequence that would otherwise have more blocks than this
+
+# What the backward pass needs of the forward pass; a remat policy may save it by this name.
+SAVED_NAME = "attention"
+
 
 def choose(platform: str, dtype: jax.typing.DTypeLike, head_dim: int) -> Attention:
-    """cuDNN's kernel where it can run, else the blocked form."""
+    """The blocked form on a CPU, cuDNN's kernel on a GPU where it can run, else XLA's own form."""
+    if platform == "cpu":
+        return blocked_attention
     fits_cudnn = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128
-    return cudnn_attention if platform == "gpu" and fits_cudnn else blocked_attention
+    return cudnn_attention if platform == "gpu" and fits_cudnn else xla_attention
 
 
 def rotary(x_BxTxHxK: jax.Array, base: float = 10_000.0) -> jax.Array:
     """Rotates each pair (i, i + K/2) of a head by position * base^(-2i/K) (RoPE, arXiv 2104.09864)."""
     length, width = x_BxTxHxK.shape[1], x_BxTxHxK.shape[3]
-    frequency_K = base ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
-    angle_TxK = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency_K[None, :]
-    cos, sin = jnp.cos(angle_TxK)[None, :, None, :], jnp.sin(angle_TxK)[None, :, None, :]
-    left, right = jnp.split(x_BxTxHxK.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    frequency = base ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+    angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency[None, :]
+    cos_TxK = jnp.concatenate([jnp.cos(angle), jnp.cos(angle)], axis=1)
+    sin_TxK = jnp.concatenate([-jnp.sin(angle), jnp.sin(angle)], axis=1)
+    x = x_BxTxHxK.astype(jnp.float32)
+    rotated = x * cos_TxK[None, :, None] + jnp.roll(x, width // 2, axis=-1) * sin_TxK[None, :, None]
     return rotated.astype(x_BxTxHxK.dtype)
+
+
+def xla_attention(q_BxTxHxK: jax.Array, k_BxTxGxK: jax.Array, v_BxTxGxK: jax.Array) -> jax.Array:
+    """Plain softmax attention, left to XLA."""
+    return jax.nn.dot_product_attention(q_BxTxHxK, k_BxTxGxK, v_BxTxGxK, is_causal=True, implementation="xla")
 
 
 def cudnn_attention(q_BxTxHxK: jax.Array, k_BxTxGxK: jax.Array, v_BxTxGxK: jax.Array) -> jax.Array:
     """Flash attention of NVIDIA's cuDNN (bfloat16 or float16 only)."""
-    return jax.nn.dot_product_attention(q_BxTxHxK, k_BxTxGxK, v_BxTxGxK, is_causal=True, implementation="cudnn")
+    return jax.nn.dot_product_attention(
+        q_BxTxHxK, k_BxTxGxK, v_BxTxGxK, is_causal=True, implementation="cudnn"
+    )
 
 
 def blocked_attention(q_BxTxHxK: jax.Array, k_BxTxGxK: jax.Array, v_BxTxGxK: jax.Array) -> jax.Array:
-    """Softmax attention a block of queries at a time, each against the keys up to its end only.
+    """Softmax attention for CPUs: a sequence at a time and in it a block of queries against the keys up to its end.
 
-    The masked half is never computed beyond the diagonal blocks.
+    What lies above the diagonal's blocks is never computed, what a sequence needs stays in the cache, and the
+    backward pass makes the chances again from the logarithm of their sum (as flash attention does, arXiv
+    2205.14135).
     """
-    length, heads, width = q_BxTxHxK.shape[1:]
+    batch, length, heads, width = q_BxTxHxK.shape
     groups = k_BxTxGxK.shape[2]
-    q = q_BxTxHxK.reshape(*q_BxTxHxK.shape[:2], groups, heads // groups, width)
-    blocks = []
-    for start in range(0, length, BLOCK):
-        end = min(start + BLOCK, length)
-        scores = jnp.einsum(
-            "bqgrk,bsgk->bgrqs", q[:, start:end], k_BxTxGxK[:, :end], preferred_element_type=jnp.float32
-        )
-        seen = jnp.arange(start, end)[:, None] >= jnp.arange(end)[None, :]
-        scores = jnp.where(seen[None, None, None], scores / math.sqrt(width), -jnp.inf)
-        chances = jax.nn.softmax(scores, axis=-1).astype(v_BxTxGxK.dtype)
-        blocks.append(jnp.einsum("bgrqs,bsgk->bqgrk", chances, v_BxTxGxK[:, :end]))
-    return jnp.concatenate(blocks, axis=1).reshape(q_BxTxHxK.shape)
+    scaled = (q_BxTxHxK / math.sqrt(width)).astype(q_BxTxHxK.dtype)
+    grouped = scaled.reshape(batch, length, groups, heads // groups, width)
+    return _causal(grouped, k_BxTxGxK, v_BxTxGxK).reshape(q_BxTxHxK.shape)
+
+
+@jax.custom_vjp
+def _causal(q_BxTxGxRxK: jax.Array, k_BxTxGxK: jax.Array, v_BxTxGxK: jax.Array) -> jax.Array:
+    return _causal_forward(q_BxTxGxRxK, k_BxTxGxK, v_BxTxGxK)[0]
+
+
+def _causal_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    out, logsum = jax.lax.map(_sequence_forward, (q, k, v))
+    out, logsum = checkpoint_name(out, SAVED_NAME), checkpoint_name(logsum, SAVED_NAME)
+    return out, (q, k, v, out, logsum)
+
+
+def _causal_backward(saved: tuple[jax.Array, ...], d_out: jax.Array) -> tuple[jax.Array, ...]:
+    return jax.lax.map(_sequence_backward, (*saved, d_out))
+
+
+_causal.defvjp(_causal_forward, _causal_backward)
+
+
+def _sequence_forward(qkv: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """One sequence: (attention [T, G, R, K], logarithm of the softmax's sum [G, R, T, 1])."""
+    q_GxRxTxK, (k_GxTxK, v_GxTxK) = qkv[0].transpose(1, 2, 0, 3), (x.swapaxes(0, 1) for x in qkv[1:])
+    outs, logsums = [], []
+    for start, end in _blocks(q_GxRxTxK.shape[2]):
+        scores_GxRxqxS = _scores(q_GxRxTxK, k_GxTxK, start, end)
+        largest = jnp.max(scores_GxRxqxS, axis=-1, keepdims=True)
+        weights = jnp.exp(scores_GxRxqxS - largest)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        out = _einsum("grqs,gsk->grqk", weights.astype(v_GxTxK.dtype), v_GxTxK[:, :end])
+        outs.append((out / total).astype(q_GxRxTxK.dtype))
+        logsums.append(largest + jnp.log(total))
+    return jnp.concatenate(outs, axis=2).transpose(2, 0, 1, 3), jnp.concatenate(logsums, axis=2)
+
+
+def _sequence_backward(saved: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One sequence: the gradients of q, k and v, shaped like them."""
+    q, out, d_out = (saved[i].transpose(1, 2, 0, 3) for i in (0, 3, 5))
+    k, v = (saved[i].swapaxes(0, 1) for i in (1, 2))
+    logsum = saved[4]
+    # Softmax's Jacobian needs sum_s chance_s * d_chance_s, which equals out . d_out.
+    inner = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1, keepdims=True)
+    d_queries, d_k, d_v = [], None, None
+    for start, end in reversed(_blocks(q.shape[2])):
+        q_block, d_block = q[:, :, start:end], d_out[:, :, start:end]
+        chances = jnp.exp(_scores(q, k, start, end) - logsum[:, :, start:end])
+        d_chances = _einsum("grqk,gsk->grqs", d_block, v[:, :end])
+        d_scores = (chances * (d_chances - inner[:, :, start:end])).astype(q.dtype)
+        d_queries.append(_einsum("grqs,gsk->grqk", d_scores, k[:, :end]))
+        # Keys and values come out as [K, S]: contracting over the rows of the large factor is slow.
+        d_k = _add_prefix(d_k, _einsum("grqk,grqs->gks", q_block, d_scores))
+        d_v = _add_prefix(d_v, _einsum("grqk,grqs->gks", d_block, chances.astype(v.dtype)))
+    assert d_k is not None and d_v is not None
+    d_q = jnp.concatenate(d_queries[::-1], axis=2).astype(q.dtype)
+    return d_q.transpose(2, 0, 1, 3), d_k.transpose(2, 0, 1).astype(k.dtype), d_v.transpose(2, 0, 1).astype(v.dtype)
+
+
+def _blocks(length: int) -> list[tuple[int, int]]:
+    size = max(BLOCK, -(-length // MOST_BLOCKS))
+    return [(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _scores(q_GxRxTxK: jax.Array, k_GxTxK: jax.Array, start: int, end: int) -> jax.Array:
+    scores = _einsum("grqk,gsk->grqs", q_GxRxTxK[:, :, start:end], k_GxTxK[:, :end])
+    seen = jnp.arange(start, end)[:, None] >= jnp.arange(end)[None, :]
+    return jnp.where(seen[None, None], scores, -jnp.inf)
+
+
+def _einsum(formula: str, left: jax.Array, right: jax.Array) -> jax.Array:
+    return jnp.einsum(formula, left, right, preferred_element_type=jnp.float32)
+
+
+def _add_prefix(whole: jax.Array | None, part: jax.Array) -> jax.Array:
+    return part if whole is None else whole.at[..., : part.shape[-1]].add(part)

@@ -137,5 +137,5 @@ def _beyond_vocab(name: str, chunk: np.ndarray, position: int, vocab: int) -> Ba
     first = int(np.argmax(chunk >= vocab))
     return BadInput(
         f"data: {name} has token {chunk[first]} at position {position + first}, beyond model.vocab={vocab}; "
-        f"set model.vocab to the vocabulary of the tokens"
+        "set model.vocab to the vocabulary of the tokens"
     )

@@ -5,8 +5,7 @@ The endless stream of training sequences is one shuffled pass over the corpus af
 count, resuming is arithmetic, and nothing about the data is saved.
 
 Grain's random access gives the order (a permutation of the records for every epoch, without storing it).
-The tokens are then gathered by NumPy in one go: taking each sequence through Grain
-costs more than twice as much.
+The tokens are then gathered by NumPy in one go: taking each sequence through Grain costs twice as much.
 """
 
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ class Data:
         """Rows `start` to `start + count` of the step's global batch; reads no other row."""
         windows_BxW = self.train_RxW[self._records(step, start, count)]
         first = step * self.global_batch + start
-        return _as_batch(windows_BxW, np.arange(first, first + count) % 2**32, valid=count)
+        return _as_batch(windows_BxW, np.arange(first, first + count), valid=count)
 
     def record_ids(self, step: int) -> np.ndarray:
         """The records that the step consumes, row by row."""
@@ -104,4 +103,4 @@ def _as_batch(windows_BxW: np.ndarray, positions_B: np.ndarray, valid: int) -> B
     targets_BxT = np.ascontiguousarray(windows_BxW[:, 1:], np.int32)
     weights_BxT = np.zeros(targets_BxT.shape, np.float32)
     weights_BxT[:valid] = 1
-    return Batch(inputs_BxT, targets_BxT, weights_BxT, positions_B.astype(np.uint32))
+    return Batch(inputs_BxT, targets_BxT, weights_BxT, positions_B.astype(np.uint32))  # positions wrap

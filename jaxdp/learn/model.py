@@ -167,7 +167,9 @@ def _initial(name: str, shape: tuple[int, ...], model: ModelConfig, rngs: nnx.Rn
 _NEVER_SAVED = {
     "all_gather",
     "all_gather_invariant",
+    "broadcast_in_dim",
     "convert_element_type",
+    "custom_vjp_call",
     "name",
     "pcast",
     "pvary",

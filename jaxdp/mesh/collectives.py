@@ -1,7 +1,7 @@
 """What a train step should move between devices, from its `Specs` alone, against what a program moves (no JAX).
 
-`plan` lists the collectives of `mesh.step` for any rule; `compare` holds them against those that `mesh.hlo`
-finds in the compiled program; `minimum_bytes` is each strategy's own closed formula, derived from neither.
+`plan` lists the collectives of `mesh.step` for any rule (`mesh.discrepancies` holds them against those that
+`mesh.hlo` finds in a compiled program); `minimum_bytes` is each strategy's own closed formula, derived from neither.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from jaxdp.learn.shapes import PARAMETER_BYTES, Parameter
 from jaxdp.mesh.hlo import Collective
@@ -17,12 +17,16 @@ from jaxdp.mesh.replica_groups import Groups, axis_groups
 from jaxdp.mesh.rules import DATA_AXIS, HOST_AXIS, Spec, Specs
 
 GRADIENT_BYTES = 4  # gradients are reduced in float32 under every strategy
-SCALARS_BYTES = 64  # a collective up to this size sums scalars: loss, tokens, norm
+FETCH, SCATTER, SUM = "gather of parameters", "scatter of gradients", "sum of gradients"
+RENEW = "gather of new parameters"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One kind of collective of one purpose: it runs `count` times a step on arrays of `bytes` (the whole array's)."""
+    """One kind of collective of one purpose: it runs `count` times a step on arrays of `bytes` (the whole array's).
+
+    `least` is how often it must at least run, where a compiler may take it out of the loop over microbatches.
+    """
 
     kind: str
     purpose: str
@@ -32,35 +36,23 @@ class Planned:
     dtype_bytes: int
     bytes: int
     count: int
+    least: int | None = None
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a block's parameters are gathered by it, and so once more in the backward pass."""
+        return self.kind == "all-gather" and self.purpose == FETCH and self.leaves[0].startswith("blocks.")
 
     @property
     def group_size(self) -> int:
         return len(self.groups[0])
 
 
-@dataclass(frozen=True)
-class Discrepancy:
-    """Where a compiled program leaves the plan.
-
-    `missing`: planned but not there. `unplanned`: there but not planned. `bytes`: another volume than planned.
-    `count`: more, smaller collectives than planned. `width`: the planned elements in another dtype's width.
-    `unknown`: it runs in a loop of unknown length. Bytes are those of whole arrays in a step.
-    """
-
-    problem: Literal["missing", "unplanned", "bytes", "count", "width", "unknown"]
-    kind: str
-    leaves: tuple[str, ...]
-    where: str
-    planned_bytes: int
-    found_bytes: int
-    message: str
-
-
 def moved_bytes(collective: Collective | Planned) -> float:
     """Bytes that one device sends in one run of the collective.
 
     With M the whole array and n the group: 2(n-1)/n M for an all-reduce, (n-1)/n M for an all-gather,
-    reduce-scatter or all-to-all, M for a permutation or broadcast. Source: ring algorithms, expected.md.
+    reduce-scatter or all-to-all, M for a permutation or broadcast (what ring algorithms need).
     """
     if collective.kind == "collective-permute":
         pairs = collective.groups or ((0, 1),)
@@ -97,9 +89,10 @@ def minimum_bytes(
 ) -> float:
     """The strategy's own formula for the bytes that a device sends in a step.
 
-    With n devices and reductions in float32: DDP one all-reduce, ZeRO-1 a reduce-scatter and an all-gather of
-    everything; FSDP a microbatch two gathers and a reduce-scatter of the blocks, one of each outside; HSDP the
-    same inside a host, and an all-reduce of the shards across hosts. Source: expected.md, volume a step.
+    With reductions in float32: DDP one all-reduce, ZeRO-1 a reduce-scatter and an all-gather of everything.
+    FSDP two gathers and a reduce-scatter of the blocks a microbatch; outside them a reduce-scatter a microbatch
+    and one gather. HSDP the same inside a host, and an all-reduce of the shards across hosts. Source: ZeRO
+    (arXiv 1910.02054), section 7, with the outside gathered once.
     """
     everything = (block_parameters + outer_parameters) * GRADIENT_BYTES
     n, hosts = axis_sizes[DATA_AXIS], axis_sizes.get(HOST_AXIS, 1)
@@ -108,8 +101,8 @@ def minimum_bytes(
         return 2 * share * everything
     if strategy == "zero1":
         return share * (everything + (block_parameters + outer_parameters) * PARAMETER_BYTES)
-    gathers = (2 * block_parameters + outer_parameters) * compute_dtype_bytes
-    return share * accumulation * (gathers + everything) + 2 * (hosts - 1) / hosts * everything / n
+    gathers = (2 * block_parameters * accumulation + outer_parameters) * compute_dtype_bytes
+    return share * (gathers + accumulation * everything) + 2 * (hosts - 1) / hosts * everything / n
 
 
 def plan(
@@ -141,7 +134,7 @@ def plan(
     for axes, leaves in whole.items():
         size = GRADIENT_BYTES * sum(elements for _, elements in leaves)
         paths = tuple(path for path, _ in leaves)
-        planned.append(_planned("all-reduce", "sum of gradients", paths, axes, axis_sizes, GRADIENT_BYTES, size, 1))
+        planned.append(_planned("all-reduce", SUM, paths, axes, axis_sizes, GRADIENT_BYTES, size))
     return planned
 
 
@@ -157,12 +150,13 @@ def _fetches(
         gathered = elements // _product(axis_sizes, cuts[place + 1 :])
         scattered = elements // _product(axis_sizes, cuts[:place])
         for kind, purpose, size, width, times in (
-            ("all-gather", "gather of parameters", gathered, compute_bytes, passes),
-            ("reduce-scatter", "scatter of gradients", scattered, GRADIENT_BYTES, 1),
+            ("all-gather", FETCH, gathered, compute_bytes, passes),
+            ("reduce-scatter", SCATTER, scattered, GRADIENT_BYTES, 1),
         ):
             count = times * layers * accumulation
+            least = 1 if purpose == FETCH and not parameter.in_blocks else None
             leaf = (parameter.path,)
-            planned.append(_planned(kind, purpose, leaf, (axis,), axis_sizes, width, size * width, count))
+            planned.append(_planned(kind, purpose, leaf, (axis,), axis_sizes, width, size * width, count, least))
     return planned
 
 
@@ -174,11 +168,11 @@ def _updates(
     for place, axis in enumerate(scattered):
         size = elements // _product(axis_sizes, scattered[:place])
         for kind, purpose, width in (
-            ("reduce-scatter", "scatter of gradients", GRADIENT_BYTES),
-            ("all-gather", "gather of new parameters", PARAMETER_BYTES),
+            ("reduce-scatter", SCATTER, GRADIENT_BYTES),
+            ("all-gather", RENEW, PARAMETER_BYTES),
         ):
             leaf = (parameter.path,)
-            planned.append(_planned(kind, purpose, leaf, (axis,), axis_sizes, width, size * width, 1))
+            planned.append(_planned(kind, purpose, leaf, (axis,), axis_sizes, width, size * width))
     return planned
 
 
@@ -190,10 +184,11 @@ def _planned(
     axis_sizes: Mapping[str, int],
     dtype_bytes: int,
     size: int,
-    count: int,
+    count: int = 1,
+    least: int | None = None,
 ) -> Planned:
     groups = _groups(tuple(axis_sizes.items()), axes)
-    return Planned(kind, purpose, leaves, axes, groups, dtype_bytes, size, count)
+    return Planned(kind, purpose, leaves, axes, groups, dtype_bytes, size, count, least)
 
 
 @lru_cache

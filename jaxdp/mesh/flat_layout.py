@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxdp.config import ModelConfig
+from jaxdp.config import ModelConfig, StrategyConfig
 from jaxdp.learn import shapes
 
 
@@ -56,6 +56,11 @@ class FlatLayout:
         """The blocks whose fetch needs more rounds than the easiest block's."""
         rounds = [self.rounds(layer) for layer in range(self.layers)]
         return tuple(layer for layer, needed in enumerate(rounds) if needed > min(rounds))
+
+
+def is_flat(strategy: StrategyConfig) -> bool:
+    """`unit` says something of FSDP alone."""
+    return strategy.name == "fsdp" and strategy.unit == "flat"
 
 
 def flat_layout(model: ModelConfig, devices: int) -> FlatLayout:

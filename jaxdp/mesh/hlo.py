@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from jaxdp.mesh.hlo_text import Array, Computation, Instruction, arrays, components, dtype_bits, parse
+from jaxdp.mesh.hlo_text import Array, Instruction, arrays, components, dtype_bits, parse
 from jaxdp.mesh.hlo_walk import Site, walk
 from jaxdp.mesh.replica_groups import Groups, device_groups
 
@@ -42,8 +42,8 @@ class Collective:
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes of the widest element."""
-        return max(dtype_bits(dtype) for dtype in self.dtypes) // 8
+        """Bytes of the widest element, at least 1."""
+        return max(1, *(dtype_bits(dtype) // 8 for dtype in self.dtypes))
 
     @property
     def where(self) -> str:
@@ -78,7 +78,7 @@ def collectives(text: str) -> list[Collective]:
             count=site.count,
             operands=len(results),
             name=instruction.name,
-            op_name=instruction.op_name,
+            op_name=_op_name(site),
             assumption=site.assumption,
         )
 
@@ -87,6 +87,13 @@ def collectives(text: str) -> list[Collective]:
         return sum(math.inf if c.count is None else c.count * c.bytes for c in read_sites)
 
     return [read(site) for site in _without_continuations(walk(program, lambda i: _kind(i) is not None, weight))]
+
+
+def _op_name(site: Site) -> str:
+    """Its own, or that of what it works on: XLA drops the name of a collective that it rewrites."""
+    sources = (site.computation.by_name.get(name) for name in site.instruction.operands)
+    names = [site.instruction.op_name, *(source.op_name for source in sources if source)]
+    return next(filter(None, names), "")
 
 
 def _kind(instruction: Instruction) -> str | None:
@@ -107,13 +114,13 @@ def _without_continuations(sites: list[Site]) -> list[Site]:
 
     The original is the one that feeds `AsyncCollectiveStart`; copies share its channel and chain.
     """
-    started = {_chain(site) for site in sites if _has_target(site.computation, "AsyncCollectiveStart")}
+    started = {_chain(site) for site in sites if "AsyncCollectiveStart" in site.computation.targets}
 
     def continues(site: Site) -> bool:
-        if _chain(site) not in started or _has_target(site.computation, "AsyncCollectiveStart"):
+        if _chain(site) not in started or "AsyncCollectiveStart" in site.computation.targets:
             return False
         overlapped = site.computation.name.startswith("async_collective_fusion")
-        return overlapped or _has_target(site.computation, "AsyncCollectiveDone")
+        return overlapped or "AsyncCollectiveDone" in site.computation.targets
 
     return [site for site in sites if not continues(site)]
 
@@ -121,7 +128,3 @@ def _without_continuations(sites: list[Site]) -> list[Site]:
 def _chain(site: Site) -> tuple[str | None, ...]:
     attribute = site.instruction.attribute
     return _kind(site.instruction), site.body, attribute("channel_id"), attribute("frontend_attributes")
-
-
-def _has_target(computation: Computation, target: str) -> bool:
-    return any(i.opcode == "custom-call" and f'target="{target}"' in i.rest for i in computation.instructions)

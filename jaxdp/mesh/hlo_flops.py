@@ -125,7 +125,7 @@ def _attention(target: str, configuration: str, head_dim: int) -> int | None:
 
 
 def _operand(instruction: Instruction, computation: Computation, place: int) -> tuple[int, ...] | None:
-    """The dims of an operand, from the text before its name if they are printed there."""
+    """The dims of an operand that is one array."""
     operands = instruction.operands
     if place >= len(operands):
         return None

@@ -19,6 +19,7 @@ _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=?]*)\]")
 _METADATA = re.compile(r'metadata=\{(?:[^{}"]|\{[^{}]*\}|"(?:[^"\\]|\\.)*")*\}')
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _COMMENT = re.compile(r"/\*.*?\*/")
 _MARKS = re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{},]')
 _DEPTH = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
@@ -146,6 +147,12 @@ class Computation:
     def by_name(self) -> dict[str, Instruction]:
         return {instruction.name: instruction for instruction in self.instructions}
 
+    @cached_property
+    def targets(self) -> frozenset[str]:
+        """The library functions that it calls."""
+        calls = [instruction for instruction in self.instructions if instruction.opcode == "custom-call"]
+        return frozenset(_TARGET.findall("\n".join(call.rest for call in calls)))
+
     def array(self, operand: str) -> Array | None:
         """The array that a name stands for, or None if it isn't one array defined here."""
         found = arrays(self.by_name[operand].shape) if operand in self.by_name else []
@@ -164,6 +171,11 @@ class Program:
     @property
     def devices(self) -> int:
         return self.replicas * self.partitions
+
+    def computation(self, name: str) -> Computation:
+        if name not in self.computations:
+            raise JaxdpError(f"compiled program: calls {name}, which its text lacks; pass all of compiled.as_text()")
+        return self.computations[name]
 
 
 def parse(text: str) -> Program:

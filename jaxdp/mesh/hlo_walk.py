@@ -40,18 +40,22 @@ class _Run:
     count_outside: int | None = 1
 
 
-def walk(program: Program, wanted: Callable[[Instruction], bool], weight: Callable[[list[Site]], float]) -> list[Site]:
+Wanted = Callable[[Instruction], bool]
+Weight = Callable[[list[Site]], float]
+
+
+def walk(program: Program, wanted: Wanted, weight: Weight) -> list[Site]:
     """All wanted instructions with their counts, in the program's order.
 
     Of a conditional's branches the one whose sites weigh most is taken; but if there are as many branches as
     the loop around them has trips, and the loop's counter chooses among them, each is taken once.
     """
-    return list(_visit(program, program.computations[program.entry], _Run(program.entry), wanted, weight))
+    return list(_visit(program, program.computation(program.entry), _Run(program.entry), wanted, weight))
 
 
-def _visit(program: Program, computation: Computation, run: _Run, wanted: ..., weight: ...) -> Iterator[Site]:
+def _visit(program: Program, computation: Computation, run: _Run, wanted: Wanted, weight: Weight) -> Iterator[Site]:
     def inside(name: str, run: _Run) -> list[Site]:
-        return list(_visit(program, program.computations[name], run, wanted, weight))
+        return list(_visit(program, program.computation(name), run, wanted, weight))
 
     for instruction in computation.instructions:
         if wanted(instruction):
@@ -76,7 +80,7 @@ def _branches(
     conditional: Instruction,
     run: _Run,
     inside: Callable[[str, _Run], list[Site]],
-    weight: Callable[[list[Site]], float],
+    weight: Weight,
 ) -> list[Site]:
     names = conditional.callees("branch_computations", "true_computation", "false_computation")
     if len(names) == run.trips and _follows_counter(computation, conditional.operands[0], run.counter):
@@ -101,7 +105,7 @@ def _loop(program: Program, computation: Computation, loop: Instruction) -> tupl
     if known:
         return int(known[1]), int(counter[1]) if counter else None
     (condition,), (body,) = loop.callees("condition"), loop.callees("body")
-    return _counted(program.computations[condition], program.computations[body], computation, loop)
+    return _counted(program.computation(condition), program.computation(body), computation, loop)
 
 
 def _counted(

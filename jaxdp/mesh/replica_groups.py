@@ -98,7 +98,7 @@ def _mesh_groups(axes_text: str, order: str | None, chosen_text: str) -> Groups 
         along += [i for i, (name, at, _) in enumerate(pieces) if name == axis and low <= at < high]
     groups = axis_groups([own for _, _, own in pieces], along)
     devices = _device_order(order, math.prod(sizes.values()))
-    return devices and tuple(tuple(devices[place] for place in group) for group in groups)
+    return None if devices is None else tuple(tuple(devices[place] for place in group) for group in groups)
 
 
 def _device_order(text: str | None, count: int) -> tuple[int, ...] | None:

@@ -39,8 +39,8 @@ class Work:
 
 
 def rates(group: HostGroup, dtype: str) -> Rates:
-    """The rates of a group's slowest device."""
-    return Rates(group.matmul_flops(dtype) * group.slowest, group.memory_bandwidth * group.slowest)
+    """The rates of a group's device of relative speed 1."""
+    return Rates(group.matmul_flops(dtype), group.memory_bandwidth)
 
 
 def compute_dtype(config: Config, group: HostGroup) -> str:
@@ -87,7 +87,8 @@ def head_work(model: ModelConfig, tokens: float, value_bytes: int, passes: float
 def block_seconds(work: Work, device: Rates, share: float) -> float:
     """Seconds of a part of a block's step that launches `share` of the block's kernels."""
     floor, busy = device.block_floor_s * share, work.seconds(device)
-    return (floor**SMOOTHNESS + busy**SMOOTHNESS) ** (1 / SMOOTHNESS)
+    larger, smaller = max(floor, busy), min(floor, busy)
+    return larger * (1 + (smaller / larger) ** SMOOTHNESS) ** (1 / SMOOTHNESS) if larger else 0.0
 
 
 def update_bytes(held: float, moments: int) -> float:

@@ -14,12 +14,16 @@ from jaxdp.config import read_toml
 from jaxdp.errors import BadInput
 from jaxdp.plan.presets import PRESETS
 
+HOST_BANDWIDTH = 31e9  # PCIe 4.0 x16, one way
+HOST_MEMORY_BANDWIDTH = 200e9  # assumed: eight channels of DDR4-3200
+
 
 @dataclass(frozen=True)
 class HostGroup:
     """`count` equal hosts of `devices` equal devices. `speeds` are relative rates of a host's devices, 1 as a rule.
 
-    `nic_bandwidth` is a device's share of its host's network.
+    `nic_bandwidth` is a device's share of its host's network, `host_bandwidth` its link to the host's memory.
+    `overlaps`: collectives run beside computing.
     """
 
     name: str
@@ -34,17 +38,15 @@ class HostGroup:
     nic_latency_s: float
     reachable: float = 1.0
     compute_dtype: str = "bfloat16"
-    speeds: tuple[float, ...] = ()
+    speeds: tuple[float, ...] = ()  # none: all 1
+    overlaps: bool = True
+    host_bandwidth: float = HOST_BANDWIDTH
+    host_memory_bandwidth: float = HOST_MEMORY_BANDWIDTH
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def total_devices(self) -> int:
         return self.count * self.devices
-
-    @property
-    def slowest(self) -> float:
-        """The relative rate of the slowest device, for which a barrier waits."""
-        return min(self.speeds, default=1.0)
 
     def matmul_flops(self, dtype: str) -> float:
         """FLOP/s that a large matrix product reaches: a GPU's tensor cores do float32 (TF32) at half the rate."""
@@ -131,10 +133,12 @@ _NUMBERS: dict[str, tuple[str, float]] = {
     "nic_gbps": ("nic_bandwidth", 1e9 / 8),
     "latency_s": ("nic_latency_s", 1.0),
     "intra_latency_s": ("intra_latency_s", 1.0),
+    "host_gbytes_per_s": ("host_bandwidth", 1e9),
+    "host_memory_bandwidth": ("host_memory_bandwidth", 1.0),
 }
 _MEASURED = ("flops", "memory_bytes", "memory_bandwidth")
 _ZERO_ALLOWED = ("latency_s", "intra_latency_s")
-_OTHERS = ("preset", "name", "count", "devices", "compute_dtype", "speeds")
+_OTHERS = ("preset", "name", "count", "devices", "compute_dtype", "overlaps", "speeds")
 
 
 def _read(path: Path) -> tuple[HostGroup, ...]:
@@ -170,6 +174,9 @@ def _group(table: Any, where: str) -> HostGroup:
             group = replace(group, **{key: str(table[key])})
     if group.compute_dtype not in ("float32", "bfloat16"):
         raise BadInput(f"{where}: compute_dtype {group.compute_dtype!r}: float32 or bfloat16")
+    if not isinstance(table.get("overlaps", True), bool):
+        raise BadInput(f"{where}: overlaps: expected true or false")
+    group = replace(group, overlaps=table.get("overlaps", group.overlaps))
     speeds = table.get("speeds", [])
     if not isinstance(speeds, list) or len(speeds) not in (0, group.devices):
         raise BadInput(f"{where}: speeds: a list of one relative rate for each of the {group.devices} devices")

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from jaxdp.config import Config
 from jaxdp.errors import BadInput, Refused
-from jaxdp.mesh.flat_layout import flat_layout
+from jaxdp.mesh.flat_layout import flat_layout, is_flat
 from jaxdp.mesh.rules import ShardRule, Spec, shard_group
-from jaxdp.plan.memory import bytes_text, memory
-from jaxdp.plan.sharding import Leaf, Shards, is_flat, mesh_config, mesh_devices, shards, workers
+from jaxdp.plan.memory import memory
+from jaxdp.plan.sharding import Leaf, Shards, mesh_config, mesh_devices, shards, workers
+from jaxdp.units import bytes_text
 
 REPLICATED_TOLERANCE = 0.02
 REPLICATED_NAMED = 5
@@ -35,12 +36,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """`ok` when no finding is an error. `parameters` has a row for each leaf; bytes are a device's."""
+    """`ok` when no finding is an error. `parameters` has a row for each leaf; bytes are a device's.
+
+    `compiled` is the program's collectives and memory, where it was compiled.
+    """
 
     devices: int
     findings: tuple[Finding, ...]
     parameters: tuple[dict[str, Any], ...]
     memory_bytes: int | None
+    compiled: dict[str, Any] | None = None
 
     @property
     def ok(self) -> bool:
@@ -53,6 +58,8 @@ class Report:
             "findings": [asdict(finding) for finding in self.findings],
             "parameters": list(self.parameters),
             "memory_bytes": self.memory_bytes,
+            "compiled": self.compiled,
+            "how": {"memory_bytes": "compiled" if self.compiled else "predicted"},
         }
 
 
@@ -140,7 +147,7 @@ def _batch(config: Config, devices: int) -> Iterator[Finding]:
 
 
 def _blocks(config: Config, devices: int) -> Iterator[Finding]:
-    if not is_flat(config):
+    if not is_flat(config.strategy):
         return
     flat = flat_layout(config.model, devices)
     fewest = min(flat.rounds(layer) for layer in range(flat.layers))

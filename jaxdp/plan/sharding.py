@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxdp.config import Config, OptimConfig
 from jaxdp.errors import BadInput
 from jaxdp.learn.shapes import PARAMETER_BYTES, Parameter, parameters
-from jaxdp.mesh.flat_layout import flat_layout
+from jaxdp.mesh.flat_layout import flat_layout, is_flat
 from jaxdp.mesh.rules import DATA_AXIS, STRATEGIES, ShardRule, Spec, Specs, axis_sizes
 
 
@@ -76,10 +76,6 @@ def mesh_devices(config: Config, devices: int) -> int:
     return config.server.devices_per_worker if config.strategy.name == "ps" else devices
 
 
-def is_flat(config: Config) -> bool:
-    return config.strategy.name == "fsdp" and config.strategy.unit == "flat"
-
-
 def shards(config: Config, devices: int, hosts: int = 1, rule: ShardRule | None = None) -> Shards:
     """Every leaf on the mesh of `devices`, by the strategy's rule or another.
 
@@ -92,7 +88,7 @@ def shards(config: Config, devices: int, hosts: int = 1, rule: ShardRule | None 
     devices, config = mesh_devices(config, devices), mesh_config(config)
     axes = axis_sizes(config.strategy, devices, hosts)
     rule = rule or STRATEGIES[config.strategy.name].rule(config.strategy)
-    if is_flat(config):
+    if is_flat(config.strategy):
         outside = [parameter for parameter in parameters(config.model) if not parameter.in_blocks]
         flat = flat_layout(config.model, devices)
         blocks = Parameter("blocks", (flat.piece_size * devices,))

@@ -8,9 +8,12 @@ Arrays are stored in a flat table from a leaf's path to its value, so that neith
 classes of an optimizer's state are part of the format.
 """
 
+import contextlib
+import functools
 import logging
 import os
 import re
+import sys
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -40,8 +43,9 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints in `directory`, of which the newest `keep` are kept; close it to learn how the last save ended.
 
-    One save runs at a time. A save that failed raises `JaxdpError` from the next `save`, `wait` or `close`;
-    the checkpoints before it stay.
+    A directory belongs to one run at a time (the run folder's claim sees to it), so what killed saves left
+    behind is removed at the start. One save runs at a time. A save that failed raises `JaxdpError` from the
+    next `save`, `wait` or `close`; the checkpoints before it stay.
     """
 
     def __init__(self, directory: Path, *, keep: int = 3):
@@ -50,9 +54,8 @@ class Checkpoints:
         self.directory = Path(directory).absolute()
         self._keep = keep
         self._newest = -1  # the step that this run restored or saved last
-        self._pending: Future[None] | None = None
-        # Orbax logs one failed write as five tracebacks; the error itself is raised by `wait`.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        self._pending: Future[int] | None = None
+        _quiet_orbax()
         # Uncompressed: floats hardly compress, and zstd doubles the time of a save and of a restore.
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -90,9 +93,8 @@ class Checkpoints:
                 partial.mkdir(parents=True)
             self._orbax.save(partial / "state", args=ocp.args.PyTreeSave(leaves))
         except Exception as error:
-            raise self._failure(step, error) from error
+            raise self._failure(step, partial, error) from error
         self._pending = self._worker.submit(self._commit, step, partial, plain(metadata), described)
-        self._newest = step
         return True
 
     def restore(
@@ -135,7 +137,7 @@ class Checkpoints:
         """Returns once the save under way is committed; raises `JaxdpError` if it failed."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            pending.result()
+            self._newest = pending.result()
 
     def close(self) -> None:
         try:
@@ -171,7 +173,7 @@ class Checkpoints:
                 "or replace it with --overwrite"
             )
 
-    def _commit(self, step: int, partial: Path, metadata: dict[str, Any], leaves: dict[str, str]) -> None:
+    def _commit(self, step: int, partial: Path, metadata: dict[str, Any], leaves: dict[str, str]) -> int:
         try:
             self._orbax.wait_until_finished()
             if jax.process_index() == 0:
@@ -181,8 +183,8 @@ class Checkpoints:
                 sync_folder(self.directory)
                 self._prune(step)
         except Exception as error:
-            remove(partial)
-            raise self._failure(step, error) from error
+            raise self._failure(step, partial, error) from error
+        return step
 
     def _prune(self, step: int) -> None:
         known = self.steps()
@@ -205,16 +207,39 @@ class Checkpoints:
             return manifests.latest_good(self.directory)
         return step, manifests.verify(manifests.existing(self.directory, step))
 
-    def _failure(self, step: int, error: Exception) -> JaxdpError:
+    def _failure(self, step: int, partial: Path, error: Exception) -> JaxdpError:
+        """Gives the disk its room back, and says what is left."""
+        with contextlib.suppress(OSError):
+            remove(partial)
         there = self.steps()
-        stay = f"checkpoints of steps {', '.join(map(str, there))} stay" if there else "there is no older one"
+        stay = f"older checkpoints stay: {', '.join(map(str, there))}" if there else "there is no older one"
         return JaxdpError(f"{self.directory}: step {step} was not saved ({_reason(error)}); {stay}")
+
+
+@functools.cache
+def _quiet_orbax() -> None:
+    """Leaves a failed write to be told once, by `wait`, in one line.
+
+    Orbax logs five tracebacks for it, then closes its event loop, about which every other write under way
+    complains as an exception that nobody can catch.
+    """
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    report = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            report(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _table(tree: Any) -> dict[str, Any]:
     """The leaves by path, such as "params.blocks.qkv", in the tree's order."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    table = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    if len(table) != len(leaves):
+        raise ValueError("two leaves of the state have the same path; a key must not contain a dot")
+    return table
 
 
 def _described(leaf: Any) -> str:
@@ -230,7 +255,9 @@ def _restore_args(leaf: Any) -> ocp.RestoreArgs:
 
 def _reason(error: Exception) -> str:
     """One line; TensorStore's errors hide the system's own behind a page of paths."""
+    if isinstance(error, JaxdpError):
+        return str(error)
     code = error.errno if isinstance(error, OSError) else None
     if hidden := re.search(r"os_error_code='(\d+)'", str(error)):
         code = int(hidden[1])
-    return os.strerror(code) if code else f"{type(error).__name__}: {str(error).splitlines()[0]:.200}"
+    return os.strerror(code) if code else f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"

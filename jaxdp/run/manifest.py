@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from jaxdp.strict_json import from_json, plain, sync_folder, to_json, write_atom
 MANIFEST = "manifest.json"
 FORMAT = 1
 STEP = re.compile(r"\d{8,}")
+SHOWN = 12  # differing keys in an error's one line
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def read(folder: Path) -> Manifest:
         intact = content == _canonical(manifest) and _well_formed(manifest)
     except OSError as error:
         raise Damaged(f"{path}: {_reason(error)}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Damaged(f"{path}: no whole manifest") from None
     if not intact:
         raise Damaged(f"{path}: not what was written (its own SHA-256 differs)")
@@ -137,10 +138,14 @@ def existing(directory: Path, step: int) -> Path:
 
 
 def refuse_other(saved: Mapping[str, Any], wanted: Mapping[str, Any], where: Path) -> None:
-    """Refuses to go on from a checkpoint whose metadata differ from `wanted` in one of its keys; names them all."""
+    """Refuses to go on from a checkpoint whose metadata differ from `wanted` in one of its keys; names the keys."""
     found = [difference for key in wanted for difference in differences(saved.get(key), plain(wanted[key]), key)]
     if found:
-        raise BadInput(f"{where}: another run's checkpoint: {'; '.join(found)}")
+        more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        raise BadInput(
+            f"{where}: is another run's checkpoint: {'; '.join(found[:SHOWN])}{more}. "
+            "Give the run that config, or another --run-dir"
+        )
 
 
 def differences(saved: Any, wanted: Any, path: str) -> list[str]:
@@ -151,7 +156,7 @@ def differences(saved: Any, wanted: Any, path: str) -> list[str]:
     return [] if saved == wanted else [f"{path} is {_shown(saved)} there and {_shown(wanted)} here"]
 
 
-def _newest(directory: Path, proof: Any) -> tuple[int, Manifest] | None:
+def _newest(directory: Path, proof: Callable[[Path], Manifest]) -> tuple[int, Manifest] | None:
     known = steps(directory)
     for step in reversed(known):
         try:

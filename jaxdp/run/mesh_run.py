@@ -92,14 +92,14 @@ class MeshRun:
         first, self.next_step = self.next_step, self.next_step + steps
         return Window(self._records(first, jax.device_get(metrics), waits, seconds / steps), seconds)
 
-    def evaluate(self, stop: Any = None) -> float:
-        """The mean loss over every held-out token, exact whatever the batch; `stop()` true ends it early with NaN."""
+    def evaluate(self, stop: object = False) -> float | None:
+        """The mean loss over every held-out token, exact whatever the batch; None if `stop` became true meanwhile."""
         if self.state is None:
             raise JaxdpError("evaluate: the run has not been started")
         total = tokens = 0.0
         for batch in self.data.eval_batches(self.config.train.global_batch):
-            if stop is not None and stop():
-                return float("nan")
+            if stop:
+                return None
             part = jax.device_get(self.functions.evaluate(self.state.params, self.functions.put(batch)))
             total, tokens = total + float(part[0]), tokens + float(part[1])
         return total / tokens

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxdp.config import Config
+from jaxdp.learn.corpora import open_corpus
 from jaxdp.learn.data import Data, open_data
 from jaxdp.plan.preflight import Report, check_allowed, preflight, require
 from jaxdp.run.folder import RunFolder, fresh_run, open_run
@@ -42,10 +43,10 @@ def prepare(
     Raises `BadInput` or `Refused`; then nothing has been written but possibly an empty folder.
     """
     allow = check_allowed(allow)
-    data = open_data(configs[0])
     if devices is not None:
         for config in configs:
             require(preflight(config, devices), allow)
+    corpus = open_corpus(configs[0])
 
     import jax
 
@@ -60,7 +61,7 @@ def prepare(
         require(report, allow)
     flags = flags if jax.default_backend() == "gpu" else ()
     folder = open_run(Path(run_dir), resume=resume, overwrite=overwrite) if run_dir else fresh_run(name)
-    return Prepared(tuple(configs), data, folder, tuple(claimed), reports, flags)
+    return Prepared(tuple(configs), open_data(configs[0], corpus), folder, tuple(claimed), reports, flags)
 
 
 def device_memory_bytes(device: "jax.Device") -> int | None:

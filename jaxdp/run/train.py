@@ -1,6 +1,5 @@
 """Training: the run's windows with evaluation, checkpoints, resuming and stopping in good order."""
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -10,11 +9,12 @@ from jaxdp.records import StepRecord
 from jaxdp.run import manifest
 from jaxdp.run.bench import refuse_nonfinite
 from jaxdp.run.checkpoint import Checkpoints
-from jaxdp.run.folder import JsonLines, RunFolder, keep_lines
+from jaxdp.run.folder import RunFolder
 from jaxdp.run.mesh_run import MeshRun
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
 from jaxdp.run.stop import StopFlag
+from jaxdp.strict_json import JsonLines, keep_lines
 
 WINDOW_S = 1.0  # how long a stop may have to wait; a window is at least one step
 MOST_STEPS = 50
@@ -81,14 +81,14 @@ def train(
             last = _loop(run, end, save_every, eval_every, checkpoints, lines, prepared, observe, stop)
         last_loss = last.loss if last else last_loss
         checkpoints.save(run.next_step, run.state, _metadata(config, prepared, run, last_loss))
-        eval_loss = None if stop else run.evaluate(stop)
+        eval_loss = run.evaluate(stop)
         checkpoints.wait()
         summary = TrainSummary(
             strategy=config.strategy.name,
             devices=len(run.devices),
             step=run.next_step,
             loss=last_loss,
-            eval_loss=eval_loss if eval_loss is not None and math.isfinite(eval_loss) else None,
+            eval_loss=eval_loss,
             tokens=run.next_step * config.train.global_batch * config.model.context,
             checkpoint_step=max(checkpoints.steps(), default=None),
             resumed_from=None if restored is None else restored.step,
@@ -125,7 +125,8 @@ def _loop(
         if save_every and run.next_step % save_every == 0:
             checkpoints.save(run.next_step, run.state, _metadata(run.config, prepared, run, last.loss))
         if eval_every and run.next_step % eval_every == 0 and run.next_step < end:
-            observe(0, f"step {run.next_step}: held-out loss {run.evaluate(stop):.4f}")
+            found = run.evaluate(stop)
+            observe(0, "" if found is None else f"held-out loss {found:.4f}")
     return last
 
 

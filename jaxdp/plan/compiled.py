@@ -1,0 +1,133 @@
+"""The compiled check: the program that XLA makes of a config, held against the plan of its collectives.
+
+Imports JAX when called. With a topology the program is a TPU's, compiled without one through `libtpu`.
+"""
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxdp.config import Config
+from jaxdp.errors import BadInput, JaxdpError
+from jaxdp.mesh.discrepancies import Discrepancy, compare
+from jaxdp.mesh.hlo import Collective, collectives
+from jaxdp.mesh.rules import ShardRule
+from jaxdp.plan.preflight import Finding, Report
+from jaxdp.plan.sharding import shards
+from jaxdp.plan.traffic import planned_collectives
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxdp.mesh.compile import CompiledBytes
+
+# What is the backend's choice and no fault of the program: noted, but no finding. (A CPU widens bfloat16.)
+NOTED = ("width", "count")
+
+
+class Program(NamedTuple):
+    """What the compiler made: its collectives, what it needs a device, and where it leaves the plan."""
+
+    collectives: tuple[Collective, ...]
+    bytes: "CompiledBytes | None"
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+
+def compiled_check(
+    config: Config,
+    report: Report,
+    hosts: int = 1,
+    topology: str | None = None,
+    memory_bytes: int | None = None,
+    rule: ShardRule | None = None,
+) -> Report:
+    """The report of the fast check with the compiled program's findings and memory.
+
+    `rule` compiles another rule than the strategy's, held against the strategy's plan.
+    """
+    if config.strategy.name == "ps":
+        raise BadInput("--compile: a parameter server has no collectives of its own; check server.worker_strategy")
+    program = examine(config, _devices(report.devices, topology), hosts, rule)
+    needed = program.bytes.total if program.bytes else report.memory_bytes
+    findings = [*report.findings, *program.findings]
+    if memory_bytes is not None and needed is not None and needed > memory_bytes:
+        findings = [finding for finding in findings if finding.name != "memory"]
+        message = f"the compiled step needs {needed} bytes a device, which has {memory_bytes}"
+        findings.append(Finding("memory", "error", message, "use more devices, or more microbatches"))
+    return replace(report, findings=tuple(findings), memory_bytes=needed, compiled=_compiled(program))
+
+
+def examine(config: Config, devices: "list[jax.Device]", hosts: int = 1, rule: ShardRule | None = None) -> Program:
+    """Compiles the step for these devices and compares its collectives with the plan."""
+    import numpy as np
+
+    from jaxdp.learn.task import compute_dtype
+    from jaxdp.mesh.compile import compile_step, compiled_bytes
+
+    compiled = compile_step(config, devices, hosts, rule)
+    found = collectives(compiled.as_text())
+    dtype = np.dtype(compute_dtype(config, devices[0].platform)).name
+    planned = planned_collectives(config, shards(config, len(devices), hosts), dtype)
+    problems = compare(planned, found)
+    findings = tuple(_finding(problem) for problem in problems if problem.problem not in NOTED)
+    notes = tuple(problem.message for problem in problems if problem.problem in NOTED)
+    return Program(tuple(found), compiled_bytes(compiled), findings, notes)
+
+
+def _finding(problem: Discrepancy) -> Finding:
+    return Finding(
+        "unplanned_collective",
+        "warning" if problem.problem == "unknown" else "error",
+        f"{problem.message} ({problem.where})" if problem.where else problem.message,
+        _REMEDY[problem.problem],
+        problem.leaves[0] if problem.leaves else None,
+    )
+
+
+_REMEDY = {
+    "missing": "look for a parameter whose shards are never gathered or whose gradient is never reduced",
+    "unplanned": "look for an operation that mixes devices, or a value that the rule leaves whole",
+    "bytes": "look for a gather that is saved instead of repeated, or a whole reduction instead of a scatter",
+    "unknown": "the length of the loop around it is not in the program",
+}
+
+
+def _compiled(program: Program) -> dict[str, Any]:
+    from jaxdp.mesh.collectives import summarise
+
+    rows, moved = summarise(program.collectives)
+    return {
+        "collectives": rows,
+        "collective_bytes_per_device": moved,
+        "notes": list(program.notes),
+        "memory": None if program.bytes is None else program.bytes._asdict() | {"total": program.bytes.total},
+    }
+
+
+def _devices(count: int, topology: str | None) -> "list[jax.Device]":
+    if topology is None:
+        from jaxdp.mesh.devices import claim
+
+        return claim(count)
+    found = topology_devices(topology)
+    if count > len(found):
+        raise BadInput(f"--topology {topology}: has {len(found)} devices, not {count}; set --devices {len(found)}")
+    return found[:count]
+
+
+def topology_devices(name: str) -> "list[jax.Device]":
+    """The devices of a TPU slice such as `v5e:2x4`, which need not exist; needs the extra `tpu-topology`."""
+    if not re.fullmatch(r"v\d+[a-z]*:\d+(x\d+){1,2}", name):
+        raise BadInput(f"--topology {name}: expected a TPU slice such as v5e:2x4 or v5p:2x2x2")
+    try:
+        import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise BadInput(f"--topology {name}: needs libtpu (about 480 MB): pip install 'jaxdp[tpu-topology]'") from None
+    from jax.experimental import topologies
+
+    try:
+        described = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    except Exception as error:  # whatever the plug-in raises, in its own types
+        raise JaxdpError(f"--topology {name}: {' '.join(str(error).split())[:200]}") from None
+    return list(described.devices)

@@ -1,0 +1,129 @@
+"""An advice as text, and its figure: the step's split, the exchange rate, and their numbers as CSV."""
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from jaxdp.learn.shapes import count
+from jaxdp.plan.advise import ASSUMPTIONS, Advice
+from jaxdp.units import bytes_text, seconds_text
+
+PIPED_WIDTH = 120
+PARTS = ("compute", "exposed_communication", "waiting")
+COLORS = {"compute": "#4c78a8", "exposed_communication": "#f58518", "waiting": "#bab0ac"}
+
+
+def print_advice(advice: Advice, brief: bool = False) -> None:
+    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    if not brief:
+        console.print(_table(advice))
+        for row in advice.rows:
+            console.print(f"{row.strategy}: {row.bottleneck}", markup=False)
+        if any(not row.runs for row in advice.rows):
+            console.print("* for comparison: jaxdp splits a batch equally", markup=False)
+        console.print()
+        for crossover in advice.crossovers:
+            console.print(f"crossover: {crossover.statement}", markup=False)
+        console.print(budget_text(advice), markup=False)
+        for finding in advice.findings:
+            holds = "holds" if finding["holds"] else "does not hold"
+            console.print(f"{finding['finding']} ({finding['claim']}) {holds} here: {finding['found']}", markup=False)
+        for assumption in ASSUMPTIONS:
+            console.print(f"assumed: {assumption}", markup=False)
+        console.print()
+    console.print(f"recommendation: {advice.recommendation or 'none'}: {advice.reason}", markup=False)
+
+
+def _table(advice: Advice) -> Table:
+    hardware = advice.hardware
+    kinds = ", ".join(f"{g.count} x {g.devices} {g.name}" for g in hardware.groups)
+    title = f"{count(advice.config.model):,} parameters on {kinds} (predicted)"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("strategy", "fits", "micro", "memory", "compute", "exposed", "waiting", "step", "tokens/s"):
+        table.add_column(name, justify="left" if name in ("strategy", "fits") else "right", no_wrap=True)
+    for row in advice.rows:
+        table.add_row(
+            row.strategy + ("" if row.runs else " *"),
+            "yes" if row.fits else "no",
+            str(row.accumulation),
+            bytes_text(row.memory.total),
+            seconds_text(row.cost.compute_s),
+            seconds_text(row.cost.exposed_communication_s),
+            seconds_text(row.cost.waiting_s),
+            seconds_text(row.cost.total_s),
+            f"{row.tokens_per_second:,.0f}",
+        )
+    return table
+
+
+def budget_text(advice: Advice) -> str:
+    """The communication budget in one sentence."""
+    budget = advice.budget
+    bandwidth, tokens = budget["bandwidth_bytes_per_s"], budget["tokens_per_device"]
+    least, most = budget["looked_at"]["bandwidth_bytes_per_s"]
+    if bandwidth is None:
+        first = f"at no bandwidth up to {most / 1e9:.3g} GB/s"
+    elif bandwidth == least:
+        first = f"at any bandwidth from {least / 1e9:.3g} GB/s"
+    else:
+        first = f"from {bandwidth / 1e9:.3g} GB/s"
+    fewest = budget["looked_at"]["tokens_per_device"][0]
+    second = "at no batch looked at" if tokens is None else f"from {tokens:,.0f} tokens a device"
+    if tokens == fewest:
+        second = f"at any batch from {fewest:,.0f} tokens a device"
+    return (
+        f"communication budget: FSDP stays within {budget['within_percent']} % of DDP {first} {budget['link']}"
+        f" (here {budget['bandwidth_at_hand_bytes_per_s'] / 1e9:.3g}), and here {second}"
+        f" (here {budget['tokens_per_device_at_hand']:,.0f});"
+        f" below about {budget['balance_tokens_per_device']:,.0f} communication outlasts computing"
+    )
+
+
+def save_figure(advice: Advice, path: Path) -> list[Path]:
+    """The step of each strategy, split, and what a byte sent saves as each dimension grows."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    names = [row.strategy + ("" if row.fits else "\n(does not fit)") for row in advice.rows]
+    bottoms = [0.0] * len(names)
+    for part in PARTS:
+        heights = [row.to_json()["step_time_s"][part] for row in advice.rows]
+        left.bar(names, heights, bottom=bottoms, label=part.replace("_", " "), color=COLORS[part])
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    left.set(ylabel="seconds a step (predicted)", title="Step time")
+    left.tick_params(axis="x", labelsize=8)
+    left.legend()
+    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    here = {"layers": advice.config.model.layers, "width": advice.config.model.width}
+    here |= {"vocab": advice.config.model.vocab, "tokens_per_device": advice.budget["tokens_per_device_at_hand"]}
+    for row in advice.exchange:
+        if row["per_byte"] is not None:
+            lines[row["dimension"]].append((row["value"] / here[row["dimension"]], row["per_byte"]))
+    for name, points in lines.items():
+        right.plot(*zip(*sorted(points), strict=True), marker="o", label=name.replace("_", " "))
+    right.set_xscale("log", base=2)
+    right.set(
+        xlabel="times the config's value", ylabel="bytes saved a byte sent", title="What FSDP's communication buys"
+    )
+    right.legend()
+    FigureCanvasSVG(figure).print_svg(str(path))
+    table = path.with_suffix(".csv")
+    table.write_text(_csv(advice), encoding="utf-8")
+    return [path, table]
+
+
+def _csv(advice: Advice) -> str:
+    lines = ["table,name,quantity,value"]
+    for row in advice.rows:
+        values = {**row.to_json()["step_time_s"], "bytes_per_device": row.memory.total}
+        lines += [f'strategy,"{row.strategy}",{key},{value}' for key, value in values.items()]
+    for row in advice.exchange:
+        label = f"{row['dimension']}={row['value']:g}"
+        lines += [f"exchange,{label},{key},{row[key]}" for key in ("per_byte", "per_exposed_byte")]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,124 @@
+"""A pre-flight check as text, and the figure of where shard boundaries fall in the blocks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from jaxdp.config import ModelConfig
+from jaxdp.mesh.flat_layout import FlatLayout, flat_layout
+from jaxdp.plan.preflight import Report
+from jaxdp.units import bytes_text
+
+
+def print_check(report: Report, strategy: str, allowed: frozenset[str]) -> None:
+    """Each parameter's spec, shard and bytes a device, then the findings."""
+    console = Console(soft_wrap=True, highlight=False)
+    table = Table(
+        title=f"{strategy} on {report.devices} devices (bytes a device)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for name in ("parameter", "shape", "spec", "shard", "bytes", "optimizer"):
+        table.add_column(name, justify="right" if name in ("bytes", "optimizer") else "left", no_wrap=True)
+    for row in report.parameters:
+        table.add_row(
+            row["parameter"],
+            "x".join(map(str, row["shape"])),
+            ",".join(axis or "-" for axis in row["spec"]),
+            "x".join(map(str, row["shard_shape"])),
+            bytes_text(row["shard_bytes"]),
+            bytes_text(row["optimizer_shard_bytes"]),
+        )
+    if report.parameters:
+        console.print(table)
+        how = "as compiled" if report.compiled else "estimated"
+        console.print(f"a step needs about {bytes_text(report.memory_bytes)} a device ({how})")
+    if report.compiled:
+        for row in report.compiled["collectives"]:
+            console.print(f"compiled: {row['count']} {row['kind']}, {bytes_text(row['bytes'])} sent a device and step")
+    print_findings(console, report, allowed)
+
+
+def print_findings(console: Console, report: Report, allowed: frozenset[str]) -> None:
+    for finding in report.findings:
+        passed = " (allowed)" if finding.severity == "error" and finding.name in allowed else ""
+        console.print(f"{finding.severity}{passed}: {finding}", markup=False)
+    if not report.findings:
+        console.print("no findings")
+
+
+def print_sweep(reports: Sequence[Report], strategy: str, model: ModelConfig, flat: bool) -> None:
+    """One row a device count: safe or not, why not, and for the flat unit a drawing of its cuts."""
+    console = Console(soft_wrap=True, highlight=False)
+    title = f"{strategy}{' (flat unit)' if flat else ''}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("devices", "safe", "memory a device", *(["blocks and cuts"] if flat else []), "findings"):
+        table.add_column(name, no_wrap=name != "findings")
+    for report in reports:
+        names = dict.fromkeys(finding.name for finding in report.findings)
+        drawn = [cuts_text(flat_layout(model, report.devices))] if flat else []
+        safe = "yes" if report.ok else "no"
+        table.add_row(str(report.devices), safe, bytes_text(report.memory_bytes), *drawn, ", ".join(names) or "-")
+    console.print(table)
+
+
+def cuts_text(flat: FlatLayout) -> str:
+    """Block indices with `|` where one device's piece ends and the next begins: `0 1|2` or, inside a block, `1:1`."""
+    text = ""
+    for layer in range(flat.layers):
+        parts = flat.parts(layer)
+        starts_piece = layer > 0 and parts[0].start == 0
+        text += ("|" if starts_piece else " " if layer else "") + ":".join([str(layer)] * len(parts))
+    return text
+
+
+def save_boundaries(reports: Sequence[Report], model: ModelConfig, flat: bool, path: Path) -> list[Path]:
+    """Draws the blocks in a row for each device count, with the cuts; split blocks stand out. Also as CSV."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1 + 0.35 * len(reports)), layout="constrained")
+    axes = figure.add_subplot()
+    lines = ["devices,cut_at_block,splits_block"]
+    for row, report in enumerate(reports):
+        cuts, split = _cuts(model, report.devices, flat)
+        for layer in range(model.layers):
+            color = "#d95f02" if layer in split else "#c6dbef"
+            axes.barh(row, 0.96, left=layer + 0.02, height=0.6, color=color)
+        for cut in cuts:
+            axes.plot([cut, cut], [row - 0.42, row + 0.42], color="black", linewidth=1.5)
+            lines.append(f"{report.devices},{cut:.6g},{int(flat and cut != round(cut))}")
+    axes.set_yticks(range(len(reports)), [str(report.devices) for report in reports])
+    axes.set_xticks([layer + 0.5 for layer in range(model.layers)], [str(layer) for layer in range(model.layers)])
+    axes.set(xlabel="block", ylabel="devices", title=_title(flat))
+    axes.invert_yaxis()
+    FigureCanvasSVG(figure).print_svg(str(path))
+    table = path.with_suffix(".csv")
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [path, table]
+
+
+def _cuts(model: ModelConfig, devices: int, flat: bool) -> tuple[list[float], set[int]]:
+    """Where cuts fall, in blocks, and the blocks that need more rounds than others."""
+    if not flat:
+        return [layer + part / devices for layer in range(model.layers) for part in range(1, devices)], set()
+    layout = flat_layout(model, devices)
+    places = [piece * layout.piece_size / layout.block_size for piece in range(1, devices)]
+    return [place for place in places if place < model.layers], set(layout.split_blocks())
+
+
+def _title(flat: bool) -> str:
+    if flat:
+        return "flat unit: a cut inside a block (orange) costs its fetch one more round"
+    return "every block is cut evenly within itself: one round fetches any block"
+
+
+def document(report: Report, strategy: str, allowed: frozenset[str]) -> dict[str, Any]:
+    """The JSON of one report; `ok` counts what was allowed as passed."""
+    refused = any(f.severity == "error" and f.name not in allowed for f in report.findings)
+    return {**report.to_json(), "ok": not refused, "strategy": strategy}

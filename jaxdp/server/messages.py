@@ -1,0 +1,100 @@
+"""What the server's loop and an engine say to each other (no JAX)."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from jaxdp.learn.batch import Batch
+from jaxdp.server.core import Update
+from jaxdp.server.metrics import Spans
+
+Rows = Callable[[int, int], Batch]  # (sequence, worker) -> the worker's rows of that step
+
+
+class Asks(NamedTuple):
+    """A worker is ready for parameters. One that had left joins again by asking."""
+
+    worker: int
+
+
+class Arrived(NamedTuple):
+    """A push: `payload` carries `loss` and `tokens`, sums over its valid tokens, and the gradient.
+
+    `asks`: the worker waits for its next parameters; then no `Asks` follows.
+    """
+
+    worker: int
+    sequence: int
+    version: int
+    payload: Any
+    spans: Spans
+    asks: bool = True
+
+
+class Left(NamedTuple):
+    """A worker is gone: for good and for this reason, or for a planned outage (`error` None)."""
+
+    worker: int
+    error: str | None
+
+
+Message = Asks | Arrived | Left
+
+
+class Grant(NamedTuple):
+    """Permission to compute a step on the parameters of `version`."""
+
+    worker: int
+    sequence: int
+    version: int
+    reading: Any
+
+
+class Applied(NamedTuple):
+    grad_norm: float  # of the averaged gradients, before clipping
+    learning_rate: float  # 0 if the update was skipped
+
+
+class Engine(Protocol):
+    """Workers and server shards, wherever they run. All calls come from one thread, the loop's."""
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def parameter_bytes(self) -> int: ...
+
+    def give(self, grant: Grant) -> None:
+        """Lets a worker compute; it will answer with `Arrived` or `Left`."""
+        ...
+
+    def take(self, timeout_s: float) -> Message | None:
+        """The next message in order of arrival, or None after the time is over."""
+        ...
+
+    def backlog(self) -> int:
+        """Messages that wait to be taken."""
+        ...
+
+    def silent_s(self, worker: int) -> float:
+        """Seconds since the worker's last sign of life."""
+        ...
+
+    def read(self, version: int) -> Any:
+        """The shards' parameters, which are at `version`: what a `Grant` carries."""
+        ...
+
+    def apply(self, update: Update, step: float) -> Applied: ...
+
+    def norm(self, payload: Any) -> float:
+        """The norm of a push's mean gradient."""
+        ...
+
+    def forget(self, before: int) -> None:
+        """No push computed on a version below `before` will come."""
+        ...
+
+    def state(self, step: int) -> Any:
+        """A copy of the whole train state."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,187 @@
+"""A parameter server made ready to run, with the calls of a mesh strategy's run: compile, start, windows, close."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp import delays as delay_models
+from jaxdp.config import Config
+from jaxdp.errors import BadInput, JaxdpError
+from jaxdp.learn.data import Data
+from jaxdp.learn.task import Task, TrainState, make_task
+from jaxdp.records import StepRecord
+from jaxdp.server.arrays import LocalShards, host_device
+from jaxdp.server.core import Server
+from jaxdp.server.loop import Loop, Record, Span
+from jaxdp.server.messages import Rows
+from jaxdp.server.policy import policy_of
+from jaxdp.server.shard_plan import ShardPlan
+from jaxdp.server.threads import ThreadsEngine
+from jaxdp.server.worker import Worker, devices_of, rows_per_worker
+
+
+class ServerWindow(NamedTuple):
+    """Consecutive steps timed together. `records` has a line a push; `seconds` spans the tokens of `steps`."""
+
+    records: list[StepRecord]
+    seconds: float
+    steps: float
+    spans: list[Span]
+
+
+class ServerRun:
+    """`compile`, `start`, then `window` after `window`, and `close` (or use it as a context manager).
+
+    Between windows the server stands still: each worker finishes the step it is at and waits. `task` and
+    `rows` default to the config's.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        data: Data,
+        devices: Sequence[jax.Device],
+        *,
+        task: Task | None = None,
+        rows: Rows | None = None,
+        spans: bool = False,
+    ) -> None:
+        self.config = config
+        self.data = data
+        self.devices = list(devices)
+        self.policy = policy_of(config.server)
+        if config.server.pipeline and self.policy.lockstep:
+            raise BadInput(f"server.pipeline: policy {config.server.policy!r} leaves no step to prefetch")
+        groups = devices_of(config, devices)
+        self.workers = len(groups)
+        self.delays = delay_models.parse(config.stragglers, config.train.seed, "stragglers")
+        self.delays.check(self.workers)
+        if config.server.pipeline and self.delays.failing:
+            raise BadInput("server.pipeline: prefetched steps don't survive the outages of fail(...); use one of them")
+        count = rows_per_worker(config, self.workers)
+        self.rows = rows or (lambda sequence, worker: data.rows(sequence, worker * count, count))
+        self.task = task or make_task(config, devices[0].platform)
+        self.plan = ShardPlan(self.task, config.server.shards)
+        self.members = [Worker(config, self.task, self.plan, group) for group in groups]
+        self.compile_s = 0.0
+        self._spans = spans
+        self._loop: Loop | None = None
+
+    def compile(self) -> None:
+        """Compiles every worker's gradient ahead of time, for its devices and the shapes of its rows."""
+        started = time.perf_counter()
+        batch = self.rows(0, 0)
+        with ThreadPoolExecutor(len(self.members)) as pool:
+            list(pool.map(lambda member: member.compile(batch), self.members))
+        self.compile_s = time.perf_counter() - started
+
+    def start(self, state: TrainState | None = None, server: dict[str, Any] | None = None) -> None:
+        """Begins from a train state (any strategy's), or from the seed's initial values.
+
+        `server` is the `snapshot` that was saved with the state. It counts if policy and workers are the
+        same; else every worker takes up the state's step.
+        """
+        state = self.initial_state() if state is None else state
+        host = LocalShards(
+            self.plan,
+            state,
+            keep_pulled=self.config.server.correction == "delay_compensation",
+            compensation=self.config.server.compensation,
+            skip_nonfinite=self.config.train.on_nonfinite == "skip",
+        )
+        host.warm_up(self.policy.needed(self.workers))
+        core = self._core(int(state.step), server)
+        engine = ThreadsEngine(self.members, host, self.rows, self.delays, pipeline=self.config.server.pipeline)
+        self._loop = Loop(self.config, core, engine, spans=self._spans)
+
+    @property
+    def loop(self) -> Loop:
+        if self._loop is None:
+            raise JaxdpError("the server has not been started")
+        return self._loop
+
+    @property
+    def next_step(self) -> int:
+        """Whole global batches consumed so far."""
+        return int(self.loop.step)
+
+    @property
+    def state(self) -> TrainState:
+        """A copy of the state as it stands, on the host."""
+        return self.loop.engine.state(self.next_step)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint has to remember beside the state (plain JSON)."""
+        return {"policy": self.policy.name, "workers": self.workers, "core": self.loop.core.snapshot()}
+
+    def window(self, steps: int, *, settle: bool = False) -> ServerWindow:
+        """Serves until `steps` more global batches are consumed.
+
+        `settle` first lets every worker finish what it was at, untimed, so that windows of several
+        strategies can take turns; those records come first.
+        """
+        loop = self.loop
+        records: list[Record] = list(loop.settle()) if settle else []
+        loop.metrics.begin()
+        before, started = loop.step, time.perf_counter()
+        timed = list(loop.serve(self.next_step + steps))
+        seconds, done = time.perf_counter() - started, loop.step - before
+        loop.metrics.end()
+        records += [
+            replace(record, step_time_s=seconds / done) if isinstance(record, StepRecord) else record
+            for record in timed
+        ]
+        lines = [record for record in records if isinstance(record, StepRecord)]
+        return ServerWindow(lines, seconds, done, [record for record in records if isinstance(record, Span)])
+
+    def evaluate(self, stop: Any = None) -> float:
+        """The mean loss over every held-out token of the parameters as they stand; `stop()` true ends it with NaN."""
+        reading = self.loop.engine.read(self.loop.core.version)
+        member = self.members[0]
+        params = member.load(reading.parts, own_buffers=False)
+        reading.give_back()
+        total = tokens = 0.0
+        for batch in self.data.eval_batches(self.config.train.global_batch):
+            if stop is not None and stop():
+                return float("nan")
+            part = member.loss(params, batch)
+            total, tokens = total + part[0], tokens + part[1]
+        return total / tokens
+
+    def initial_state(self) -> TrainState:
+        def make(key: jax.Array) -> TrainState:
+            params = self.task.init_params(key)
+            return TrainState(jnp.zeros((), jnp.int32), params, self.task.tx.init(params))
+
+        with jax.default_device(host_device()):
+            return jax.jit(make)(jax.random.key(self.config.train.seed))
+
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state, for restoring onto the host."""
+        where = jax.sharding.SingleDeviceSharding(host_device())
+        step: Any = jax.ShapeDtypeStruct((), jnp.int32)
+        tree = TrainState(step, self.plan.params, self.plan.opt_state)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree)
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _core(self, step: int, saved: dict[str, Any] | None) -> Server:
+        if saved and (saved.get("policy"), saved.get("workers")) == (self.policy.name, self.workers):
+            return Server.restore(self.policy, saved["core"], self.config.server.correction)
+        counters = {"version": step, "tokens": step * self.config.train.global_batch * self.config.model.context}
+        sequences = [[worker, step] for worker in range(self.workers)]
+        state = {**counters, "applied": step * self.workers, "dropped": 0, "duplicates": 0, "lost_versions": 0}
+        return Server.restore(self.policy, {**state, "sequences": sequences}, self.config.server.correction)

@@ -1,0 +1,176 @@
+"""What the tests of the parameter server share: a small bigram model whose compiling takes no time, and its data."""
+
+import functools
+import time
+from collections import deque
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.config import Config, OptimConfig, build
+from jaxdp.learn import optim
+from jaxdp.learn.batch import Batch
+from jaxdp.learn.model import cross_entropy_sum
+from jaxdp.learn.task import Fetch, Params, Task
+from jaxdp.server.arrays import LocalShards
+from jaxdp.server.core import Server, Update
+from jaxdp.server.loop import Loop
+from jaxdp.server.messages import Applied, Arrived, Asks, Grant, Message
+from jaxdp.server.metrics import Spans
+from jaxdp.server.policy import policy_of
+from jaxdp.server.run import ServerRun
+from jaxdp.server.worker import Worker
+
+VOCAB, WIDTH, CONTEXT, BATCH = 32, 8, 16, 8
+
+
+def config(workers: int, *, batch: int = BATCH, optimizer: dict[str, Any] | None = None, **server: Any) -> Config:
+    stragglers = server.pop("stragglers", "")
+    return build(
+        {
+            "model": {"layers": 1, "width": 16, "heads": 2, "ffn": 32, "context": CONTEXT, "vocab": 256},
+            "optim": {"learning_rate": 1e-2, "warmup_steps": 4, "clip": 0.1, **(optimizer or {})},
+            "train": {"global_batch": batch, "steps": 60, "compute_dtype": "float32"},
+            "strategy": {"name": "ps", "min_shard_bytes": 0},
+            "server": {"workers": workers, **server},
+            "stragglers": stragglers,
+        }
+    )
+
+
+def server_run(config: Config, **options: Any) -> ServerRun:
+    """A run of the bigram model over the host's devices; compiled functions are shared between the tests."""
+    data: Any = Bigrams(config.train.global_batch)
+    run = ServerRun(config, data, jax.devices(), task=bigram_task(config.optim, config.train.steps), **options)
+    key = (run.workers, config.train.global_batch, config.server.shards, config.server.devices_per_worker)
+    if key not in _COMPILED:
+        run.compile()
+        _COMPILED[key] = run.members
+    run.members = _COMPILED[key]
+    return run
+
+
+_COMPILED: dict[Any, list[Worker]] = {}
+
+
+@functools.cache
+def bigram_task(optimizer: OptimConfig, steps: int) -> Task:
+    """Embedding, two layers of tanh, and the embedding again; two groups of parameters as the real model has."""
+
+    def init_params(key: jax.Array) -> Params:
+        embed, layers = jax.random.split(key)
+        return {
+            "blocks": {"w": jax.random.normal(layers, (2, WIDTH, WIDTH)) * 0.3},
+            "embed": jax.random.normal(embed, (VOCAB, WIDTH)) * 0.3,
+            "final_norm": jnp.ones((WIDTH,)),
+        }
+
+    def loss_sum(params: Params, batch: Batch, fetch: Fetch, *, train: bool = True) -> tuple[jax.Array, jax.Array]:
+        outer = fetch("outer", {name: leaf for name, leaf in params.items() if name != "blocks"})
+
+        def layer(x_NxD: jax.Array, shards: Params) -> tuple[jax.Array, None]:
+            return x_NxD + jnp.tanh(x_NxD @ fetch("block", shards)["w"]), None
+
+        x_NxD, _ = jax.lax.scan(layer, outer["embed"][batch.inputs_BxT.reshape(-1)], params["blocks"])
+        logits_NxV = (x_NxD * outer["final_norm"][None, :]) @ outer["embed"].T
+        return cross_entropy_sum(logits_NxV, batch.targets_BxT.reshape(-1), batch.weights_BxT.reshape(-1))
+
+    return Task(
+        init_params=init_params,
+        loss_sum=loss_sum,
+        tx=optim.make_tx(optimizer),
+        learning_rate=optim.learning_rate_schedule(optimizer, steps),
+        clip=optimizer.clip,
+        compute_dtype=jnp.float32,
+    )
+
+
+class Bigrams:
+    """A stream like `learn.data.Data`: the next token is mostly 3x + 1, and rows are padded unevenly."""
+
+    def __init__(self, batch: int = BATCH) -> None:
+        self.global_batch = batch
+
+    def batch(self, step: int) -> Batch:
+        random = np.random.default_rng(step)
+        tokens = np.empty((self.global_batch, CONTEXT + 1), np.int32)
+        tokens[:, 0] = random.integers(0, VOCAB, self.global_batch)
+        for place in range(CONTEXT):
+            noise = random.integers(0, VOCAB, self.global_batch)
+            follows = (3 * tokens[:, place] + 1) % VOCAB
+            tokens[:, place + 1] = np.where(random.random(self.global_batch) < 0.8, follows, noise)
+        valid = random.integers(0, CONTEXT + 1, self.global_batch)
+        weights = (np.arange(CONTEXT)[None, :] < valid[:, None]).astype(np.float32)
+        positions = step * self.global_batch + np.arange(self.global_batch)
+        return Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy(), weights, positions.astype(np.uint32))
+
+    def rows(self, step: int, start: int, count: int) -> Batch:
+        return Batch(*(leaf[start : start + count] for leaf in self.batch(step)))
+
+    def eval_batches(self, batch_size: int) -> Any:
+        yield self.batch(2**20)
+
+
+class RoundRobin:
+    """An engine without threads or time: every worker computes at once, and pushes arrive in the order of the grants."""
+
+    def __init__(self, run: ServerRun, shards: LocalShards, workers: int) -> None:
+        self.workers = workers
+        self.parameter_bytes = run.plan.bytes
+        self.run = run
+        self.shards = shards
+        self.queue: deque[Message] = deque(Asks(worker) for worker in range(workers))
+
+    def give(self, grant: Grant) -> None:
+        member = self.run.members[0]
+        params = member.load(grant.reading.parts)
+        grant.reading.give_back()
+        place = grant.sequence * self.workers + grant.worker
+        sums = member.gradient(params, self.run.data.batch(place))
+        spans = Spans(time.perf_counter())
+        self.queue.append(Arrived(grant.worker, grant.sequence, grant.version, member.to_host(sums), spans))
+
+    def take(self, timeout_s: float) -> Message | None:
+        return self.queue.popleft() if self.queue else None
+
+    def backlog(self) -> int:
+        return len(self.queue)
+
+    def silent_s(self, worker: int) -> float:
+        return 0.0
+
+    def read(self, version: int) -> Any:
+        return self.shards.read(version)
+
+    def apply(self, update: Update, step: float) -> Applied:
+        return self.shards.apply(update, step)
+
+    def norm(self, payload: Any) -> float:
+        return self.shards.norm(payload)
+
+    def forget(self, before: int) -> None:
+        self.shards.forget(before)
+
+    def state(self, step: int) -> Any:
+        return self.shards.state(step)
+
+    def close(self) -> None:
+        pass
+
+
+def round_robin(setting: Config, workers: int, batch: int = BATCH) -> Loop:
+    """A loop over `workers` equal workers, each with batches of `batch` rows, deterministic and in no time."""
+    one = setting.model_copy(update={"server": setting.server.model_copy(update={"workers": 1})})
+    run = server_run(one.model_copy(update={"train": one.train.model_copy(update={"global_batch": batch})}))
+    server = setting.server
+    shards = LocalShards(
+        run.plan,
+        run.initial_state(),
+        keep_pulled=server.correction == "delay_compensation",
+        compensation=server.compensation,
+        skip_nonfinite=False,
+    )
+    core = Server(policy_of(server), correction=server.correction)
+    return Loop(setting, core, RoundRobin(run, shards, workers))
