@@ -30,11 +30,13 @@ def simulate(
     delays: Delays,
     timeline: Timeline | None = None,
     progress: Callable[[float], None] | None = None,
+    on_round: Callable[[float], None] | None = None,
 ) -> Outcome:
     """Runs `setting.steps` steps of a mesh strategy.
 
     A round ends when enough workers are done (all, or all but the backups, whose late computing is given
-    up), plus the collectives. Local SGD's round has `period` steps, and the last may be shorter.
+    up), plus the collectives; `on_round` is told when. Local SGD's round has `period` steps, the last one
+    perhaps fewer.
     """
     n, now_s = setting.workers, 0.0
     exchange_s = collective_s(strategy.name, setting, delays)
@@ -52,6 +54,9 @@ def simulate(
             busy_s += spent_s.sum(axis=0)
             given_up_s += float(spent_s[rounds.done_s > slowest_s[:, None]].sum())
         given_up_s += float(rounds.lost_s.sum())
+        if on_round:
+            for end_s in (now_s + np.cumsum(slowest_s + exchange_s)).tolist():
+                on_round(end_s)
         now_s += float(slowest_s.sum()) + exchange_s * len(slowest_s)
         useful += waited_for * steps
         done += steps

@@ -10,7 +10,7 @@ from jaxdp.plan.network import Link, ring_pass
 from sims.setting import Setting
 
 # ring passes over the message a step: all-reduce is a reduce-scatter and an all-gather
-RING_PASSES = {"ddp": 2, "backup": 2, "local_sgd": 2, "zero1": 2, "fsdp": 3}
+RING_PASSES = {"ddp": 2, "ddp_small_batch": 2, "backup": 2, "local_sgd": 2, "zero1": 2, "fsdp": 3}
 
 
 def bytes_per_second(gbps: float) -> float:
@@ -26,7 +26,8 @@ def worker_bandwidths(setting: Setting, delays: Delays) -> np.ndarray:
 def collective_s(strategy: str, setting: Setting, delays: Delays) -> float:
     """Seconds of a mesh strategy's collectives in a step, over the slowest link, overlapping no computing."""
     slowest = Link(float(worker_bandwidths(setting, delays).min()), setting.latency_s)
-    return RING_PASSES[strategy] * ring_pass(setting.message_bytes, setting.workers, slowest)
+    updates = setting.workers if strategy == "ddp_small_batch" else 1
+    return updates * RING_PASSES[strategy] * ring_pass(setting.message_bytes, setting.workers, slowest)
 
 
 def transfer_ns(message_bytes: float, bandwidth: float) -> int:

@@ -17,12 +17,14 @@ from sims.strategy import Strategy, give_options
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Bandwidth = Annotated[float, Field(gt=0)]
+LearningRate = Annotated[float, Field(gt=0, lt=1e6)]
 
 
 class Setting(Section):
     """A simulation. Times are 0 and bandwidths infinite unless given; gigabits and bytes are decimal.
 
-    A step is one global batch: n workers' gradients, whatever the strategy.
+    A step is one global batch: n workers' gradients, whatever the strategy. `train` (a training config),
+    `learning_rates` (the grid, by default the config's one) and `until_loss` belong to real gradients.
     """
 
     workers: Count = 8
@@ -39,6 +41,9 @@ class Setting(Section):
     message_bytes: Natural = 0
     queue: Literal["fifo", "shared"] = "fifo"
     tokens_per_step: Count = 1024
+    train: str = "nano"
+    learning_rates: tuple[LearningRate, ...] = ()
+    until_loss: Seconds | None = None
     strategies: Annotated[tuple[Strategy, ...], Field(min_length=1)] = (
         Strategy(name="ddp"),
         Strategy(name="ps"),

@@ -9,8 +9,7 @@ from jaxdp.config import Count, Natural, Section
 from jaxdp.errors import BadInput
 from jaxdp.server.policy import Correction, Policy, PolicyName, make_policy
 
-StrategyName = Literal["ddp", "zero1", "fsdp", "backup", "local_sgd", "ps"]
-STRATEGY_NAMES: tuple[StrategyName, ...] = ("ddp", "zero1", "fsdp", "backup", "local_sgd", "ps")
+StrategyName = Literal["ddp", "ddp_small_batch", "zero1", "fsdp", "backup", "local_sgd", "ps"]
 
 # option -> what reads it
 _OWNERS = {
@@ -37,7 +36,11 @@ def reads_option(name: str, policy: str, option: str) -> bool:
 
 
 class Strategy(Section):
-    """One way to train. `period` is local SGD's H; the rest is as in the parameter server's configuration."""
+    """One way to train. `period` is local SGD's H; the rest is as in the parameter server's configuration.
+
+    `ddp_small_batch` updates after every n-th of a global batch, as an asynchronous server does, but never
+    on stale parameters: it tells what staleness costs from what the smaller batch does.
+    """
 
     name: StrategyName
     policy: PolicyName = "async"

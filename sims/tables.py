@@ -76,7 +76,8 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 def _print(table: Table) -> None:
     console = Console(highlight=False)
-    console.print(table, width=max(console.width, MIN_WIDTH), soft_wrap=True)
+    console.width = max(console.width, MIN_WIDTH)
+    console.print(table)
 
 
 def _number(value: float | None) -> str:

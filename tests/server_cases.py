@@ -43,7 +43,7 @@ def config(workers: int, *, batch: int = BATCH, optimizer: dict[str, Any] | None
 def server_run(config: Config, **options: Any) -> ServerRun:
     """A run of the bigram model over the host's devices; compiled functions are shared between the tests."""
     data: Any = Bigrams(config.train.global_batch)
-    run = ServerRun(config, data, jax.devices(), task=bigram_task(config.optim, config.train.steps), **options)
+    run = ServerRun(config, data, jax.devices(), task=bigram_task(config), **options)
     key = (run.workers, config.train.global_batch, config.server.shards, config.server.devices_per_worker)
     if key not in _COMPILED:
         run.compile()
@@ -55,9 +55,15 @@ def server_run(config: Config, **options: Any) -> ServerRun:
 _COMPILED: dict[Any, list[Worker]] = {}
 
 
+def bigram_task(config: Config) -> Task:
+    return _bigram_task(config.optim.model_dump_json(), config.train.steps)
+
+
 @functools.cache
-def bigram_task(optimizer: OptimConfig, steps: int) -> Task:
+def _bigram_task(optimizer_json: str, steps: int) -> Task:
     """Embedding, two layers of tanh, and the embedding again; two groups of parameters as the real model has."""
+
+    optimizer = OptimConfig.model_validate_json(optimizer_json)
 
     def init_params(key: jax.Array) -> Params:
         embed, layers = jax.random.split(key)
@@ -114,7 +120,7 @@ class Bigrams:
 
 
 class RoundRobin:
-    """An engine without threads or time: every worker computes at once, and pushes arrive in the order of the grants."""
+    """An engine without threads or time: a worker computes at once, and pushes arrive in the order of the grants."""
 
     def __init__(self, run: ServerRun, shards: LocalShards, workers: int) -> None:
         self.workers = workers

@@ -234,7 +234,10 @@ def test_any_collective_left_out_or_doubled_is_noticed(name: str, data: st.DataO
 
 REAL = [
     *((name, 1, "block") for name in STRATEGIES),
+    ("fsdp", 1, "none"),
+    pytest.param("fsdp", 1, "dots", marks=pytest.mark.slow),
     pytest.param("fsdp", 2, "dots", marks=pytest.mark.slow),
+    pytest.param("hsdp", 1, "none", marks=pytest.mark.slow),
     pytest.param("hsdp", 2, "block", marks=pytest.mark.slow),
     pytest.param("ddp", 2, "none", marks=pytest.mark.slow),
 ]

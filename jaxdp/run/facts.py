@@ -137,19 +137,19 @@ def peak_flops(device_kind: str) -> float | None:
     """The dense bfloat16 peak of a device kind as JAX names it ("NVIDIA H100 80GB HBM3"); None if unknown."""
     name = re.sub(r"[^a-z0-9]+", "", device_kind.lower())
     for preset, spellings in _KINDS.items():
-        if any(spelling in name for spelling in spellings):
+        if any(name.removeprefix("nvidia") == spelling for spelling in spellings):
             return PRESETS[preset].flops.value
     return None
 
 
-# Part of a device kind's letters and digits. The PCIe and NVL variants have other peaks, and so no entry.
+# A device kind's letters and digits, whole: PCIe, NVL and laptop variants have other peaks, and so no entry.
 _KINDS = {
-    "a100-80g": ("a100sxm480gb", "a100sxm440gb"),
+    "a100-80g": ("a100sxm480gb",),
     "h100": ("h10080gbhbm3",),
-    "h200": ("nvidiah200",),
-    "b200": ("nvidiab200",),
-    "l40s": ("nvidial40s",),
-    "rtx4090": ("rtx4090",),
+    "h200": ("h200",),
+    "b200": ("b200",),
+    "l40s": ("l40s",),
+    "rtx4090": ("geforcertx4090",),
     "tpu-v5e": ("tpuv5lite", "tpuv5e"),
     "tpu-v5p": ("tpuv5p", "tpuv5"),
     "tpu-v6e": ("tpuv6lite", "tpuv6e"),

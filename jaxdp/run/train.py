@@ -70,7 +70,7 @@ def train(
         if resume != "never":
             restored = checkpoints.restore(resume, run.abstract_state(), must_match=_identity(config, prepared))
         run.start(None if restored is None else restored.state)
-        _record_start(prepared, run, restored is not None)
+        _record_start(prepared, run, resume)
         last_loss = None if restored is None else restored.metadata.get("loss")
         if run.next_step >= end:
             observe(0, f"the checkpoint of step {run.next_step} is at or past the last step, {end}: nothing to train")
@@ -166,9 +166,9 @@ def _metadata(config: Config, prepared: Prepared, run: MeshRun, loss: float | No
     }
 
 
-def _record_start(prepared: Prepared, run: MeshRun, resumed: bool) -> None:
+def _record_start(prepared: Prepared, run: MeshRun, resume: Resume) -> None:
     folder: RunFolder = prepared.folder
-    if resumed:
+    if resume != "never":  # also without a checkpoint: then all steps are taken again
         keep_lines(folder.file("steps.jsonl"), lambda row: row["step"] < run.next_step)
     document = provenance(
         run.config, run.devices, prepared.data.describe(), prepared.reports[0].to_json(), prepared.xla_flags

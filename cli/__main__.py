@@ -1,0 +1,5 @@
+"""`python -m cli` is `jaxdp`."""
+
+from cli.main import main
+
+main()

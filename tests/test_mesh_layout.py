@@ -1,0 +1,85 @@
+"""Where the state lies: bytes a device, optimizer leaves beside their parameters, and the devices of a mesh."""
+
+import functools
+
+import pytest
+
+from jaxdp.errors import BadInput
+from jaxdp.learn import shapes
+from jaxdp.mesh.devices import claim
+from jaxdp.mesh.layout import by_path
+from jaxdp.mesh.rules import STRATEGIES, axis_sizes
+from jaxdp.run.facts import bytes_per_device, peak_flops
+from tests.mesh_cases import config, functions, start
+
+
+@functools.cache
+def state(strategy: str, devices: int, optimizer: str = "adamw"):
+    case = config(strategy, optimizer=optimizer, dropout=0.1)
+    return start(case, functions(case, devices), 0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parameter_share", "optimizer_share"),
+    [("ddp", 1, 1), ("zero1", 1, 8), ("fsdp", 8, 8), ("hsdp", 4, 4)],
+)
+def test_state_bytes_a_device(strategy: str, parameter_share: int, optimizer_share: int) -> None:
+    """With every leaf sharded, parameters and AdamW's two moments take their share of a full copy."""
+    full = 4 * shapes.count(config(strategy).model)
+    found = state(strategy, 8)
+    assert bytes_per_device(found.params) == pytest.approx(full / parameter_share, rel=0.02)
+    assert bytes_per_device(found.opt_state) == pytest.approx(2 * full / optimizer_share, rel=0.02)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_moment_is_cut_as_the_rule_says(strategy: str) -> None:
+    case = config(strategy)
+    rule = STRATEGIES[strategy].rule(case.strategy)
+    sizes = axis_sizes(case.strategy, 8)
+    adam = state(strategy, 8).opt_state[0]
+    for moments in (adam.mu, adam.nu):
+        for path, leaf in by_path(moments).items():
+            expected = rule(path, leaf.shape, sizes).optimizer
+            assert tuple(leaf.sharding.spec) == expected, path
+    for path, leaf in by_path(state(strategy, 8).params).items():
+        assert tuple(leaf.sharding.spec) == rule(path, leaf.shape, sizes).params, path
+
+
+def test_small_leaves_stay_whole_below_the_limit() -> None:
+    case = config("fsdp")
+    rule = STRATEGIES["fsdp"].rule(case.strategy.model_copy(update={"min_shard_bytes": 2 * 32 * 4 + 1}))
+    assert rule("blocks.mlp_norm", (2, 32), {"data": 8}).params == (None, None)
+    assert rule("blocks.mlp_in", (2, 32, 64), {"data": 8}).params == (None, None, "data")
+
+
+def test_blocks_are_never_cut_along_their_layers() -> None:
+    rule = STRATEGIES["fsdp"].rule(config("fsdp").strategy)
+    assert rule("blocks.mlp_norm", (8, 3), {"data": 8}).params == (None, None)
+    assert rule("final_norm", (8,), {"data": 8}).params == ("data",)
+
+
+def test_more_devices_than_there_are_is_refused() -> None:
+    with pytest.raises(BadInput, match="JAX_NUM_CPU_DEVICES"):
+        claim(9)
+    assert len(claim(8)) == 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("TPU v5 lite", 197e12),
+        ("TPU v5", 459e12),
+        ("TPU v5p", 459e12),
+        ("TPU v6 lite", 918e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("cpu", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_peaks_are_known_or_none(kind: str, peak: float | None) -> None:
+    assert peak_flops(kind) == peak

@@ -1,0 +1,65 @@
+"""The compiled check: sound programs raise nothing, a program that leaves its strategy's plan is refused."""
+
+import jax
+import pytest
+
+from jaxdp.config import Config, build
+from jaxdp.errors import BadInput, Refused
+from jaxdp.mesh.rules import STRATEGIES, Specs, replicated
+from jaxdp.plan.compiled import compiled_check, examine, topology_devices
+from jaxdp.plan.preflight import preflight, require
+
+MODEL = {"layers": 2, "width": 32, "heads": 4, "ffn": 64, "context": 16, "vocab": 64}
+
+
+def config(strategy: str, dtype: str = "float32") -> Config:
+    return build(
+        {
+            "model": MODEL,
+            "train": {"global_batch": 16, "compute_dtype": dtype},
+            "strategy": {"name": strategy, "min_shard_bytes": 0},
+        }
+    )
+
+
+def test_a_sound_program_has_no_findings_and_known_memory():
+    sound = config("fsdp", "bfloat16")
+    report = compiled_check(sound, preflight(sound, 4))
+    assert report.findings == ()
+    assert report.compiled is not None
+    assert report.memory_bytes == report.compiled["memory"]["total"] > 0
+    assert {row["kind"] for row in report.compiled["collectives"]} >= {"all-gather", "reduce-scatter"}
+
+
+def test_an_fsdp_program_without_gathers_is_refused():
+    """The replicated rule compiled under FSDP's name: gathers are missing, the whole reduction is unplanned."""
+    wrong = config("fsdp")
+    ddp = STRATEGIES["ddp"].rule(wrong.strategy)
+    report = compiled_check(wrong, preflight(wrong, 4), rule=ddp)
+    assert any("all-gather" in finding.message for finding in report.findings)
+    with pytest.raises(Refused, match="unplanned_collective"):
+        require(report)
+
+
+@pytest.mark.slow
+def test_one_leaf_left_whole_shows_in_the_program():
+    wrong = config("fsdp")
+    sound = STRATEGIES["fsdp"].rule(wrong.strategy)
+
+    def rule(path, shape, axis_sizes):
+        return Specs(replicated(shape), replicated(shape)) if path == "blocks.qkv" else sound(path, shape, axis_sizes)
+
+    findings = examine(wrong, jax.devices()[:4], rule=rule).findings
+    assert {finding.name for finding in findings} == {"unplanned_collective"}
+
+
+@pytest.mark.parametrize("name", ["v5e", "v5e:2", "2x4", "h100:2x4", "v5e:2x4; rm"])
+def test_a_topology_must_be_a_tpu_slice(name):
+    with pytest.raises(BadInput, match="TPU slice"):
+        topology_devices(name)
+
+
+def test_a_parameter_server_has_no_program_to_check():
+    server = config("ps")
+    with pytest.raises(BadInput, match="worker_strategy"):
+        compiled_check(server, preflight(server, 4))
