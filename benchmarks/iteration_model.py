@@ -131,7 +131,7 @@ def calibrate(rows: Sequence[Iteration]) -> dict[str, float]:
         errors = [math.log(predict(row, factor) / row.seconds) for row in rows]
         return np.concatenate([errors, PRIOR_ROWS * (logs - start) / stray])
 
-    found = least_squares(misses, start, loss="soft_l1", f_scale=0.05)
+    found = least_squares(misses, start, loss="soft_l1", f_scale=0.05, xtol=1e-4, ftol=1e-4)
     return dict(zip(names, np.exp(found.x).tolist(), strict=True))
 
 

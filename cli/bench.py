@@ -16,23 +16,61 @@ from cli.common import (
     RunDirOption,
     SeedOption,
     SetOption,
+    StragglersOption,
     load_configs,
     print_config,
     print_json,
+)
+from cli.server_options import (
+    AddressOption,
+    BackupsOption,
+    BoundOption,
+    CorrectionOption,
+    DevicesPerWorkerOption,
+    EngineOption,
+    GroupOption,
+    PipelineOption,
+    PlacementOption,
+    PolicyOption,
+    ShardsOption,
+    WorkersOption,
+    WorkerStrategyOption,
+    server_flags,
 )
 
 
 def bench(
     strategy: Annotated[
         str | None,
-        typer.Option("--strategy", metavar="S[,S...]", help="ddp, zero1, fsdp, hsdp, several with commas, or all."),
+        typer.Option("--strategy", metavar="S[,S...]", help="ddp, zero1, fsdp, hsdp, ps, several with commas, or all."),
     ] = None,
     config: ConfigOption = None,
     set_: SetOption = None,
     devices: DevicesOption = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, metavar="K", help="Timed steps of each strategy.")] = 20,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, metavar="K", help="Timed steps of each strategy (default 20).")
+    ] = None,
     warm_up: Annotated[int, typer.Option("--warmup", min=1, metavar="W", help="Steps before the timed ones.")] = 3,
+    until_loss: Annotated[
+        float | None,
+        typer.Option("--until-loss", metavar="X", help="Report the time to this mean loss, within --steps (then 500)."),
+    ] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Write a timeline for ui.perfetto.dev.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a JAX profiler trace into the run folder.")] = False,
+    stragglers: StragglersOption = None,
+    engine: EngineOption = None,
+    workers: WorkersOption = None,
+    policy: PolicyOption = None,
+    bound: BoundOption = None,
+    backups: BackupsOption = None,
+    group: GroupOption = None,
+    correction: CorrectionOption = None,
+    server_shards: ShardsOption = None,
+    pipeline: PipelineOption = None,
+    worker_strategy: WorkerStrategyOption = None,
+    devices_per_worker: DevicesPerWorkerOption = None,
+    placement: PlacementOption = None,
+    address: AddressOption = None,
     xla_flags: Annotated[
         bool, typer.Option("--xla-flags/--no-xla-flags", help="XLA's overlap flags for GPUs (listed in the result).")
     ] = True,
@@ -49,7 +87,22 @@ def bench(
 
     Example: jaxdp bench --config tiny --strategy ddp,fsdp --devices 4
     """
-    configs = load_configs(config, set_, strategy, {"train.seed": seed})
+    flags = server_flags(
+        engine=engine,
+        workers=workers,
+        policy=policy,
+        bound=bound,
+        backups=backups,
+        group=group,
+        correction=correction,
+        shards=server_shards,
+        pipeline=pipeline,
+        worker_strategy=worker_strategy,
+        devices_per_worker=devices_per_worker,
+        placement=placement,
+        address=address,
+    )
+    configs = load_configs(config, set_, strategy, {**flags, "train.seed": seed, "stragglers": stragglers})
     if print_config_:
         print_config(configs)
         return
@@ -58,11 +111,20 @@ def bench(
     prepared = prepare(
         configs, devices, allow=allow or (), run_dir=run_dir, overwrite=overwrite, name="bench", xla_flags=xla_flags
     )
+    steps = steps or (20 if until_loss is None else 500)
     from cli.progress import StepProgress
     from jaxdp.run.bench import bench as run_bench
 
     with StepProgress([each.strategy.name for each in configs], steps, shown=not quiet) as progress:
-        results = run_bench(prepared, steps=steps, warm_up=warm_up, profile=profile, observe=progress.advance)
+        results = run_bench(
+            prepared,
+            steps=steps,
+            warm_up=warm_up,
+            until_loss=until_loss,
+            profile=profile,
+            trace=trace,
+            observe=progress.advance,
+        )
     if json_:
         print_json([result.to_json() for result in results])
     else:

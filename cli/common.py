@@ -29,6 +29,10 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the 
 AllowOption = Annotated[
     list[str] | None, typer.Option("--allow", metavar="NAME", help="Let a check's finding pass; repeat.")
 ]
+StragglersOption = Annotated[
+    str | None,
+    typer.Option("--stragglers", metavar="SPEC", help='Delay workers in real time: "persistent(worker=0,factor=3)".'),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="On an error, show the traceback.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
@@ -53,9 +57,9 @@ def load_configs(
 
 
 def split_strategies(text: str) -> list[str]:
-    names = list(STRATEGIES) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    names = [*STRATEGIES, "ps"] if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise BadInput(f"--strategy {text!r}: names no strategy; known: {', '.join(STRATEGIES)}")
+        raise BadInput(f"--strategy {text!r}: names no strategy; known: {', '.join(STRATEGIES)}, ps, all")
     if len(set(names)) < len(names):
         raise BadInput(f"--strategy {text}: names one twice; each is measured once")
     return names

@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
+from cli.advise import advise
 from cli.bench import bench
+from cli.check import check
+from cli.probe import probe
+from cli.sim import sim
 from cli.train import train
 from jaxdp.errors import JaxdpError
 
@@ -18,7 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for command in (bench, train):
+for command in (bench, train, check, advise, probe, sim):
     app.command()(command)
 
 

@@ -23,7 +23,7 @@ from jaxdp.strict_json import plain
 if TYPE_CHECKING:
     from jaxdp.run.folder import RunFolder
     from jaxdp.timeline import Timeline
-    from sims.results import Result
+    from sims.results import Result, Trainer
     from sims.setting import Setting
 
 
@@ -92,6 +92,18 @@ def sim(
         int | None, typer.Option("--message-bytes", help="Bytes of the parameters and of the gradients.")
     ] = None,
     queue: Annotated[Queue | None, typer.Option("--queue", help="How the server's link is shared.")] = None,
+    gradients: Annotated[
+        bool, typer.Option("--gradients", help="Train for real; only time is simulated. Imports JAX.")
+    ] = False,
+    train: Annotated[
+        str | None, typer.Option("--train", metavar="FILE_OR_NAME", help="What --gradients trains (default nano).")
+    ] = None,
+    learning_rates: Annotated[
+        str | None, typer.Option("--learning-rates", metavar="X[,X...]", help="Common grid; the best is kept for each.")
+    ] = None,
+    until_loss: Annotated[
+        float | None, typer.Option("--until-loss", metavar="X", help="With --gradients: report the time to this loss.")
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write a timeline a strategy, for ui.perfetto.dev.")] = False,
     run_dir: RunDirOption = None,
     overwrite: OverwriteOption = False,
@@ -122,7 +134,7 @@ def sim(
     flags: dict[str, Any] = {
         "workers": workers,
         "steps": steps,
-        "compute_s": _seconds(compute_s),
+        "compute_s": _one_or_many(_numbers("--compute-s", compute_s)),
         "delays": delays,
         "seeds": seeds,
         "seed": seed,
@@ -132,6 +144,9 @@ def sim(
         "apply_s": apply_s,
         "message_bytes": message_bytes,
         "queue": queue and queue.value,
+        "train": train,
+        "learning_rates": _numbers("--learning-rates", learning_rates),
+        "until_loss": until_loss,
     }
     options = {
         "policy": policy and policy.value,
@@ -148,24 +163,34 @@ def sim(
     if print_config:
         typer.echo(setting.to_toml(case), nl=False)
         return
-    _simulate(case, name or config or "sim", trace, run_dir, overwrite, json_, quiet)
+    if not gradients and (train or learning_rates or until_loss is not None):
+        raise BadInput("--train, --learning-rates, --until-loss: belong to --gradients; add it")
+    _simulate(case, name or config or "sim", gradients, trace, run_dir, overwrite, json_, quiet)
 
 
 LONG = 1_000_000  # gradients from which on progress is shown
 
 
 def _simulate(
-    case: "Setting", name: str, trace: bool, run_dir: str | None, overwrite: bool, json_: bool, quiet: bool
+    case: "Setting",
+    name: str,
+    gradients: bool,
+    trace: bool,
+    run_dir: str | None,
+    overwrite: bool,
+    json_: bool,
+    quiet: bool,
 ) -> None:
     from cli.progress import StepProgress
     from jaxdp.timeline import Timeline
     from sims import results, tables
 
+    trainer = _trainer(case) if gradients else None
     folder = _open_folder(run_dir, overwrite, Path(name).stem) if run_dir or trace else None
     timelines = {strategy.label: Timeline(case.workers) for strategy in case.strategies} if trace else {}
     labels = [strategy.label for strategy in case.strategies]
     total, told = case.steps * case.seeds, dict.fromkeys(labels, 0)
-    shown = not quiet and total * case.workers >= LONG
+    shown = not quiet and (gradients or total * case.workers >= LONG)
     with StepProgress(labels, total, shown=shown) as bar:
 
         def progress(label: str, share: float) -> None:
@@ -173,23 +198,35 @@ def _simulate(
             told[label] += steps
             bar.advance(label, steps, "simulated")
 
-        found = results.compare(case, lambda strategy: timelines.get(strategy.label), progress)
+        found = results.compare(case, lambda strategy: timelines.get(strategy.label), progress, trainer)
     rows = [result.to_json() for result in found]
     document = {
         "results": rows,
         "setting": case.model_dump(exclude_none=True),
         "how": {"results": "simulated"},
-        "run_dir": folder and str(folder.path),
     }
     if folder:
         with folder:
             _write(folder, document, found, timelines)
     if json_:
-        print_json(plain(document))
+        print_json(plain(document | {"run_dir": folder and str(folder.path)}))
         return
     tables.print_results(rows)
     if folder:
         say(f"records: {folder.path}")
+
+
+def _trainer(case: "Setting") -> "Trainer":
+    """Real training: a workshop a seed, made when first needed. Whatever can be refused is refused here."""
+    from functools import cache, partial
+
+    from sims import gradients
+
+    for strategy in case.strategies:
+        gradients.refuse_untrainable(strategy)
+    shop = cache(partial(gradients.Workshop, case))
+    shop(case.seed)
+    return lambda strategy, seed, timeline, progress: gradients.best_of_grid(shop(seed), strategy, timeline, progress)
 
 
 def _open_folder(run_dir: str | None, overwrite: bool, name: str) -> "RunFolder":
@@ -206,6 +243,8 @@ def _write(
 
     folder.write_json("results.json", document)
     folder.file("results.csv").write_text(results.to_csv(document["results"]), encoding="utf-8")
+    if any(result.trainings for result in found):
+        folder.file("losses.csv").write_text(results.losses_csv(found), encoding="utf-8")
     for label, timeline in timelines.items():
         timeline.save(folder.file("trace.json" if len(timelines) == 1 else f"trace-{slug(label)}.json"))
     try:
@@ -269,13 +308,14 @@ def _names(strategy: str | None) -> list[str] | None:
     return names
 
 
-def _seconds(text: str | None) -> float | list[float] | None:
+def _numbers(flag: str, text: str | None) -> list[float] | None:
     if text is None:
         return None
     try:
-        values = [float(part) for part in text.split(",")]
+        return [float(part) for part in text.split(",")]
     except ValueError:
-        raise BadInput(
-            f"--compute-s {text}: expected seconds, or one number a worker with commas between them"
-        ) from None
-    return values[0] if len(values) == 1 else values
+        raise BadInput(f"{flag} {text}: expected a number, or several with commas between them") from None
+
+
+def _one_or_many(values: list[float] | None) -> float | list[float] | None:
+    return values[0] if values and len(values) == 1 else values

@@ -16,17 +16,36 @@ from cli.common import (
     RunDirOption,
     SeedOption,
     SetOption,
+    StragglersOption,
     load_configs,
     print_config,
     print_json,
     say,
+)
+from cli.server_options import (
+    AddressOption,
+    BackupsOption,
+    BoundOption,
+    CorrectionOption,
+    DevicesPerWorkerOption,
+    EngineOption,
+    GroupOption,
+    PipelineOption,
+    PlacementOption,
+    PolicyOption,
+    ShardsOption,
+    WorkersOption,
+    WorkerStrategyOption,
+    server_flags,
 )
 from jaxdp.errors import BadInput
 from jaxdp.run.stop import StopFlag
 
 
 def train(
-    strategy: Annotated[str | None, typer.Option("--strategy", metavar="S", help="ddp, zero1, fsdp or hsdp.")] = None,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", metavar="S", help="ddp, zero1, fsdp, hsdp or ps.")
+    ] = None,
     config: ConfigOption = None,
     set_: SetOption = None,
     devices: DevicesOption = None,
@@ -43,6 +62,20 @@ def train(
     eval_every: Annotated[
         int, typer.Option("--eval-every", min=0, metavar="K", help="Steps between evaluations (0: only the last).")
     ] = 0,
+    stragglers: StragglersOption = None,
+    engine: EngineOption = None,
+    workers: WorkersOption = None,
+    policy: PolicyOption = None,
+    bound: BoundOption = None,
+    backups: BackupsOption = None,
+    group: GroupOption = None,
+    correction: CorrectionOption = None,
+    server_shards: ShardsOption = None,
+    pipeline: PipelineOption = None,
+    worker_strategy: WorkerStrategyOption = None,
+    devices_per_worker: DevicesPerWorkerOption = None,
+    placement: PlacementOption = None,
+    address: AddressOption = None,
     xla_flags: Annotated[
         bool, typer.Option("--xla-flags/--no-xla-flags", help="XLA's overlap flags for GPUs (listed in run.json).")
     ] = True,
@@ -59,7 +92,22 @@ def train(
 
     Example: jaxdp train --config tiny --strategy fsdp --run-dir runs/mine --save-every 50
     """
-    configs = load_configs(config, set_, strategy, {"train.seed": seed})
+    flags = server_flags(
+        engine=engine,
+        workers=workers,
+        policy=policy,
+        bound=bound,
+        backups=backups,
+        group=group,
+        correction=correction,
+        shards=server_shards,
+        pipeline=pipeline,
+        worker_strategy=worker_strategy,
+        devices_per_worker=devices_per_worker,
+        placement=placement,
+        address=address,
+    )
+    configs = load_configs(config, set_, strategy, {**flags, "train.seed": seed, "stragglers": stragglers})
     if len(configs) > 1:
         raise BadInput(f"--strategy {strategy}: train takes one; compare several with jaxdp bench")
     where = parse_resume(resume, run_dir)

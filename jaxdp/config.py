@@ -132,8 +132,8 @@ class StrategyConfig(Section):
 class ServerConfig(Section):
     """The parameter server of `--strategy ps`. `bound`, `backups` and `group` belong to one policy each.
 
-    A worker silent for `deadline_s` is given up, and the others go on. `compensation` is the constant of
-    `delay_compensation`.
+    A worker silent for `deadline_s` is given up, and the others go on. Shards on a cluster save their state
+    every `snapshot_every` updates. `compensation` is the constant of `delay_compensation`.
     """
 
     engine: Literal["threads", "ray"] = "threads"
@@ -151,6 +151,7 @@ class ServerConfig(Section):
     address: str | None = None
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
     compensation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.04
+    snapshot_every: Count = 100
 
     @model_validator(mode="after")
     def _policy_options(self) -> Self:

@@ -4,8 +4,9 @@ Unknown is `None`, never 0 and never a guess; `how` says for a dotted key how it
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 How = Literal["measured", "compiled", "predicted", "simulated"]
 
@@ -40,6 +41,19 @@ class StepRecord:
 
 
 _PUSH_ONLY = ("worker", "sequence", "version", "staleness", "applied")
+
+
+class Window(NamedTuple):
+    """Consecutive steps timed together: from a wait for all earlier work to a wait for the last step's outputs.
+
+    A mesh strategy has a record a step; a parameter server a record a push, and `seconds` spans the tokens of
+    `steps` global batches. `spans` are those of a timeline, if one is kept.
+    """
+
+    records: list[StepRecord]
+    seconds: float
+    steps: float
+    spans: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -92,12 +106,12 @@ class BenchResult:
     run_dir: str | None
     how: dict[str, How]
     notes: list[str] = field(default_factory=list)
-    server: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict; what only a parameter server has stands beside the common keys."""
+        """A plain dict; what only some strategies have stands beside the common keys."""
         values = asdict(self)
-        return values | values.pop("server")
+        return values | values.pop("extra")
 
 
 def quantile(values: list[float], share: float) -> float:

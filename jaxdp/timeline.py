@@ -4,7 +4,8 @@ One process a worker with a lane each for computing and for its link's two direc
 server with its applications and counters, and arrows from a push to its application.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,17 @@ from jaxdp.strict_json import write_json
 
 LANES = ("compute", "NIC in", "NIC out", "apply")
 SERVER = -1  # the server's place among the workers
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something a worker or the server (`SERVER`) did in a lane of `LANES`, in seconds of a monotonic clock."""
+
+    worker: int
+    lane: str
+    name: str
+    start_s: float
+    end_s: float
 
 
 class Timeline:
@@ -64,6 +76,16 @@ class Timeline:
         for pid, tid in used:
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": LANES[tid]}}
             yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+
+
+def timeline(spans: Iterable[Span], workers: int) -> Timeline:
+    """Spans of a real run as a timeline that starts at zero."""
+    spans = sorted(spans, key=lambda span: span.start_s)
+    drawn = Timeline(workers)
+    for span in spans:
+        origin = spans[0].start_s
+        drawn.span(span.worker, span.lane, span.name, span.start_s - origin, span.end_s - origin)
+    return drawn
 
 
 def _micro(seconds: float) -> float:

@@ -1,7 +1,8 @@
 """Loss against virtual time and against tokens: a point for each global batch of tokens."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 SMOOTHED = 5  # points whose mean decides when a loss is reached
@@ -11,6 +12,22 @@ class Point(NamedTuple):
     virtual_time_s: float
     tokens: int
     loss: float  # mean over the valid tokens of the batch, in nats
+
+
+@dataclass(frozen=True)
+class Training:
+    """The curve of one strategy and seed with the learning rate of a grid that ended lowest; `ends` has them all."""
+
+    learning_rate: float
+    points: tuple[Point, ...]
+    ends: Mapping[float, float] = field(default_factory=dict)
+
+    @property
+    def final_loss(self) -> float:
+        """The mean of the last tenth; infinite for a training that diverged."""
+        last = [point.loss for point in self.points[-max(1, len(self.points) // 10) :]]
+        mean = sum(last) / len(last) if last else math.inf
+        return mean if math.isfinite(mean) else math.inf
 
 
 class Curve:
@@ -30,10 +47,12 @@ class Curve:
             self._loss = self._valid = 0.0
 
 
+def smoothed(points: Sequence[Point]) -> list[Point]:
+    """Each loss as the mean with the few before it."""
+    windows = [points[max(0, end - SMOOTHED) : end] for end in range(1, len(points) + 1)]
+    return [window[-1]._replace(loss=sum(point.loss for point in window) / len(window)) for window in windows]
+
+
 def time_to_loss(points: Sequence[Point], loss: float) -> float | None:
     """Virtual seconds until the mean of the last few points is at most `loss`; None if it never is."""
-    for end in range(SMOOTHED, len(points) + 1):
-        mean = sum(point.loss for point in points[end - SMOOTHED : end]) / SMOOTHED
-        if math.isfinite(mean) and mean <= loss:
-            return points[end - 1].virtual_time_s
-    return None
+    return next((point.virtual_time_s for point in smoothed(points)[SMOOTHED - 1 :] if point.loss <= loss), None)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sims.curve import smoothed
 from sims.results import Result, simulate
 from sims.setting import Setting
 
@@ -28,7 +29,19 @@ def draw_all(setting: Setting, results: Sequence[Result], folder: Path) -> list[
     stale = {result.strategy.label: _shares(result) for result in results if result.strategy.name == "ps"}
     if stale:
         paths += draw(folder / "staleness", stale, "staleness of a gradient", "share of gradients (%)", marker=".")
+    if any(result.trainings for result in results):
+        paths += draw_losses(results, folder)
     return paths
+
+
+def draw_losses(results: Sequence[Result], folder: Path) -> list[Path]:
+    """The first seed's loss, each strategy with its best learning rate, against virtual time and against tokens."""
+    curves = {result.strategy.label: smoothed(result.trainings[0].points) for result in results if result.trainings}
+    losses = {label: [point.loss for point in curve] for label, curve in curves.items()}
+    times = {label: ([p.virtual_time_s for p in curve], losses[label]) for label, curve in curves.items()}
+    tokens = {label: ([float(p.tokens) for p in curve], losses[label]) for label, curve in curves.items()}
+    paths = draw(folder / "loss_against_time", times, "virtual time (s)", "loss (nats a token)", marker="")
+    return paths + draw(folder / "loss_against_tokens", tokens, "tokens", "loss (nats a token)", marker="")
 
 
 def slowed(setting: Setting) -> Series:

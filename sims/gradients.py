@@ -1,60 +1,77 @@
-"""Real training in virtual time: the actual task, server core, server arrays and mesh step; only the clock is simulated.
+"""Real training in virtual time: the actual task, server core, arrays and mesh step; only the clock is simulated.
 
 A gradient is computed on the parameters that its worker pulled, so the loss against virtual time is a real
 curve. Batches and initial values are those of a real run of the same config and seed.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 
 from jaxdp.config import Config, load
 from jaxdp.errors import BadInput
+from jaxdp.learn.corpora import open_corpus
 from jaxdp.learn.data import Data, open_data
+from jaxdp.learn.task import Task, TrainState
 from jaxdp.mesh.compile import build_step
-from jaxdp.server.arrays import Gradient, LocalShards, Reading
 from jaxdp.server.core import Update
 from jaxdp.server.shard_plan import ShardPlan
+from jaxdp.server.shards import Gradient, LocalShards, Reading
 from jaxdp.server.worker import Worker, rows_per_worker
+from jaxdp.timeline import Timeline
 from sims import barrier, server
-from sims.curve import Curve, Point
+from sims.curve import Curve, Point, Training
 from sims.outcome import Outcome
 from sims.setting import Setting
 from sims.strategy import Strategy
 
 
-@dataclass(frozen=True)
-class Trained:
-    """One strategy trained on one seed with one learning rate."""
+class Workshop:
+    """What the trainings of one setting and seed share: the data, the initial state, compiled functions."""
 
-    outcome: Outcome
-    learning_rate: float
-    points: tuple[Point, ...]
+    def __init__(self, setting: Setting, seed: int) -> None:
+        self.setting = setting
+        self.config = training_config(setting, seed)
+        self.workers = setting.workers
+        self.rows = rows_per_worker(self.config, self.workers)
+        self.corpus = open_corpus(self.config)
+        self.data = open_data(self.config, self.corpus)
+        self.batch_tokens = self.config.train.global_batch * self.config.model.context
+        self.device = jax.devices()[0]
+        self._members: dict[int, Worker] = {}
+
+    @cached_property
+    def initial(self) -> tuple[Task, TrainState]:
+        task, _, step = build_step(_named(self.config, "ddp"), [self.device])
+        return task, step.init(self.config.train.seed)
+
+    def member(self, server_shards: int) -> Worker:
+        """The compiled gradient, the same for all virtual workers and learning rates."""
+        if server_shards not in self._members:
+            plan = ShardPlan(self.initial[0], server_shards)
+            self._members[server_shards] = Worker(self.config, self.initial[0], plan, [self.device])
+        return self._members[server_shards]
 
 
 class ServerLearner:
-    """`server_world.Learner` over the real arrays. All virtual workers share one compiled gradient."""
+    """`server_world.Learner` over the real arrays; `rate_scale` is on top of the config's learning rate."""
 
-    def __init__(self, config: Config, data: Data, strategy: Strategy, curve: Curve) -> None:
-        device = jax.devices()[0]
-        workers = config.server.workers or 1
-        self.task, _, step = build_step(_named(config, "ddp"), [device])
-        plan = ShardPlan(self.task, strategy.server_shards)
-        self.member = Worker(config, self.task, plan, [device])
+    def __init__(self, shop: Workshop, strategy: Strategy, rate_scale: float, curve: Curve) -> None:
+        self.shop, self.rate_scale, self.curve = shop, rate_scale, curve
+        self.member = shop.member(strategy.server_shards)
         self.shards = LocalShards(
-            plan,
-            step.init(config.train.seed),
+            self.member.plan,
+            shop.initial[1],
             keep_pulled=strategy.correction == "delay_compensation",
-            compensation=config.server.compensation,
-            skip_nonfinite=config.train.on_nonfinite == "skip",
+            compensation=shop.config.server.compensation,
+            skip_nonfinite=shop.config.train.on_nonfinite == "skip",
         )
-        self.data, self.curve = data, curve
-        self.rows = rows_per_worker(config, workers)
-        self.batch_tokens = config.train.global_batch * config.model.context
-        self.pulls: list[tuple[int, Reading] | None] = [None] * workers
+        self.lockstep = strategy.server_policy.lockstep
+        self.pulls: list[tuple[int, Reading] | None] = [None] * shop.workers
+        self.unapplied: dict[tuple[int, int], int] = {}  # pushes on their way: (worker, sequence) -> version
 
     def pulled(self, worker: int, sequence: int, version: int) -> None:
         self._give_back(worker)  # of a step that an outage undid
@@ -64,18 +81,29 @@ class ServerLearner:
         pull = self.pulls[worker]
         if pull is None:
             raise AssertionError("a worker pulls before it computes")
+        self.unapplied[worker, sequence] = pull[0]
         params = self.member.load(pull[1].parts, own_buffers=False)
         self._give_back(worker)
-        batch = self.data.rows(sequence, worker * self.rows, self.rows)
+        batch = self.shop.data.rows(sequence, worker * self.shop.rows, self.shop.rows)
         return self.member.to_host(self.member.gradient(params, batch))
 
     def apply(self, update: Update, now_s: float) -> None:
-        self.shards.apply(update, update.tokens / self.batch_tokens)
-        self.shards.forget(min((pull[0] for pull in self.pulls if pull), default=update.version))
+        scaled = update._replace(rate_scale=update.rate_scale * self.rate_scale)
+        self.shards.apply(scaled, update.tokens / self.shop.batch_tokens)
+        self._forget(update)
         gradients = [push.payload for push in update.pushes]
         loss = sum(gradient.loss for gradient in gradients)
         tokens = update.tokens + sum(push.tokens for push in update.pushes)
         self.curve.add(now_s, tokens, loss, sum(gradient.tokens for gradient in gradients))
+
+    def _forget(self, update: Update) -> None:
+        """Lets go of the versions that no pull or push still needs; in lockstep late pushes are dropped."""
+        for push in update.pushes:
+            del self.unapplied[push.worker, push.sequence]
+        if self.lockstep:
+            self.unapplied.clear()
+        versions = [*self.unapplied.values(), *(pull[0] for pull in self.pulls if pull)]
+        self.shards.forget(min(versions, default=update.version))
 
     def _give_back(self, worker: int) -> None:
         pull = self.pulls[worker]
@@ -118,55 +146,57 @@ def training_config(setting: Setting, seed: int, learning_rate: float | None = N
 
 
 def train(
-    setting: Setting,
+    shop: Workshop,
     strategy: Strategy,
-    seed: int,
     learning_rate: float | None = None,
+    timeline: Timeline | None = None,
     progress: Callable[[float], None] | None = None,
-) -> Trained:
+) -> tuple[Outcome, tuple[Point, ...]]:
     """Trains `setting.steps` global batches; raises `BadInput` for a strategy that only throughput mode has."""
+    refuse_untrainable(strategy)
+    rate = learning_rate or shop.config.optim.learning_rate
+    setting = shop.setting.model_copy(update={"tokens_per_step": shop.batch_tokens})
+    curve, delays = Curve(shop.batch_tokens), setting.delays_of(shop.config.train.seed)
+    if strategy.name == "ps":
+        learner = ServerLearner(shop, strategy, rate / shop.config.optim.learning_rate, curve)
+        outcome = server.simulate(setting, strategy, delays, timeline, learner, progress)
+    else:
+        updates = setting.workers if strategy.name == "ddp_small_batch" else 1
+        config = _smaller_batches(training_config(setting, shop.config.train.seed, rate), updates)
+        mesh = MeshLearner(config, open_data(config, shop.corpus), strategy, curve, updates)
+        outcome = barrier.simulate(setting, strategy, delays, timeline, progress, mesh.round)
+    return outcome, tuple(curve.points)
+
+
+def refuse_untrainable(strategy: Strategy) -> None:
     if strategy.name in ("backup", "local_sgd"):
         remedy = "use ps with policy backup" if strategy.name == "backup" else "leave it out"
         raise BadInput(f"--gradients: {strategy.name} has no real training; {remedy}")
-    config = training_config(setting, seed, learning_rate)
-    batch_tokens = config.train.global_batch * config.model.context
-    setting = setting.model_copy(update={"tokens_per_step": batch_tokens})
-    curve, delays = Curve(batch_tokens), setting.delays_of(seed)
-    rows_per_worker(config, setting.workers)  # refuses a batch that the workers don't divide
-    if strategy.name == "ps":
-        learner = ServerLearner(config, open_data(config), strategy, curve)
-        outcome = server.simulate(setting, strategy, delays, learner=learner, progress=progress)
-    else:
-        updates = setting.workers if strategy.name == "ddp_small_batch" else 1
-        config = _smaller_batches(config, updates)
-        mesh = MeshLearner(config, open_data(config), strategy, curve, updates)
-        outcome = barrier.simulate(setting, strategy, delays, progress=progress, on_round=mesh.round)
-    return Trained(outcome, config.optim.learning_rate, tuple(curve.points))
 
 
 def best_of_grid(
-    setting: Setting, strategy: Strategy, seed: int, progress: Callable[[float], None] | None = None
-) -> tuple[Trained, dict[float, float]]:
+    shop: Workshop,
+    strategy: Strategy,
+    timeline: Timeline | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> tuple[Outcome, Training]:
     """The training with the learning rate of the grid that ends lowest, and where each rate ended."""
-    rates = setting.learning_rates or (training_config(setting, seed).optim.learning_rate,)
-    ended: dict[float, float] = {}
-    best: Trained | None = None
+    rates = shop.setting.learning_rates or (shop.config.optim.learning_rate,)
+    outcome: Outcome | None = None
+    trainings: list[Training] = []
     for index, rate in enumerate(rates):
-        told = (lambda share, done=index: progress((done + share) / len(rates))) if progress else None
-        trained = train(setting, strategy, seed, rate, told)
-        ended[rate] = final_loss(trained.points)
-        if best is None or ended[rate] < ended[best.learning_rate]:
-            best = trained
-    if best is None:
+        told = partial(_tell, progress, index, len(rates)) if progress else None
+        outcome, points = train(shop, strategy, rate, timeline if index == 0 else None, told)
+        trainings.append(Training(rate, points))
+    if outcome is None:
         raise BadInput("learning_rates: the grid is empty")
-    return best, ended
+    best = min(trainings, key=lambda training: training.final_loss)
+    ends = {training.learning_rate: training.final_loss for training in trainings}
+    return outcome, replace(best, ends=ends)  # the learning rate changes no times
 
 
-def final_loss(points: tuple[Point, ...]) -> float:
-    """The mean of the last tenth; infinite for a training that diverged."""
-    last = [point.loss for point in points[-max(1, len(points) // 10) :]]
-    mean = sum(last) / len(last) if last else math.inf
-    return mean if math.isfinite(mean) else math.inf
+def _tell(progress: Callable[[float], None], index: int, count: int, share: float) -> None:
+    progress((index + share) / count)
 
 
 def _smaller_batches(config: Config, factor: int) -> Config:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxdp.timeline import Timeline
 from sims import barrier, server
+from sims.curve import Training, time_to_loss
 from sims.outcome import Outcome
 from sims.server_world import Learner
 from sims.setting import Setting
@@ -22,6 +23,7 @@ from sims.strategy import Strategy
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 Progress = Callable[[str, float], None]  # (strategy's label, share done)
+Trainer = Callable[[Strategy, int, Timeline | None, Callable[[float], None]], tuple[Outcome, Training]]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Result:
     setting: Setting
     outcomes: tuple[Outcome, ...]
     gains: tuple[float, ...]
+    trainings: tuple[Training, ...] = ()  # of real gradients, seed by seed
 
     @property
     def staleness(self) -> Counter[int]:
@@ -66,28 +69,58 @@ class Result:
             "wasted_share": float(np.mean([outcome.wasted for outcome in self.outcomes])),
             "server_busy_share": mean_of([outcome.server_busy_share for outcome in self.outcomes]),
             "server_queue": mean_of([outcome.server_queue for outcome in self.outcomes]),
-            "time_to_loss_s": None,
+            "time_to_loss_s": self._time_to_loss_s(),
             "ci95": intervals if len(rows) > 1 else None,
+            **self._losses(),
         }
+
+    def _time_to_loss_s(self) -> float | None:
+        """The mean over seeds; None unless every one reached the loss."""
+        loss = self.setting.until_loss
+        if loss is None or not self.trainings:
+            return None
+        times = [time_to_loss(training.points, loss) for training in self.trainings]
+        return None if None in times else mean_of(times)
+
+    def _losses(self) -> dict[str, Any]:
+        """What real gradients add: losses, and the learning rates that ended lowest."""
+        if not self.trainings:
+            return {}
+        first, last = (
+            mean_of([loss if math.isfinite(loss) else None for loss in losses])
+            for losses in zip(*((t.points[0].loss, t.final_loss) for t in self.trainings), strict=True)
+        )
+        grid = [{f"{rate:g}": end for rate, end in training.ends.items()} for training in self.trainings]
+        rates = [training.learning_rate for training in self.trainings]
+        return {"loss": {"first": first, "last": last}, "learning_rates": rates, "grid": grid}
 
 
 def compare(
     setting: Setting,
     timeline_of: Callable[[Strategy], Timeline | None] = lambda strategy: None,
     progress: Progress | None = None,
+    trainer: Trainer | None = None,
 ) -> list[Result]:
-    """Every strategy of the setting on every seed; all meet the same delays. Timelines show the first seed."""
+    """Every strategy of the setting on every seed; all meet the same delays. Timelines show the first seed.
+
+    `trainer` runs a strategy with real gradients; without it only time passes.
+    """
     seeds = [setting.seed + index for index in range(setting.seeds)]
-    ddp = [simulate(setting, Strategy(name="ddp"), seed) for seed in seeds]
+    ddp = [simulate(setting, Strategy(name="ddp"), seed).useful_per_second for seed in seeds]
     results = []
     for strategy in setting.strategies:
-        outcomes = []
+        outcomes, trainings = [], []
         for index, seed in enumerate(seeds):
             timeline = timeline_of(strategy) if index == 0 else None
             told = partial(_tell, progress, strategy.label, index, len(seeds))
-            outcomes.append(simulate(setting, strategy, seed, timeline, progress=told))
-        gains = [own.useful_per_second / base.useful_per_second for own, base in zip(outcomes, ddp, strict=True)]
-        results.append(Result(strategy, setting, tuple(outcomes), tuple(gains)))
+            if trainer:
+                outcome, training = trainer(strategy, seed, timeline, told)
+                trainings.append(training)
+            else:
+                outcome = simulate(setting, strategy, seed, timeline, progress=told)
+            outcomes.append(outcome)
+        gains = [outcome.useful_per_second / base for outcome, base in zip(outcomes, ddp, strict=True)]
+        results.append(Result(strategy, setting, tuple(outcomes), tuple(gains), tuple(trainings)))
     return results
 
 
@@ -157,3 +190,13 @@ def _flatten(row: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 def mean_of(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
+
+
+def losses_csv(results: Sequence[Result]) -> str:
+    """Every point of every curve: label, seed, learning rate, virtual time, tokens, loss."""
+    lines = ["label,seed,learning_rate,virtual_time_s,tokens,loss"]
+    for result in results:
+        for index, training in enumerate(result.trainings):
+            start = f"{result.strategy.label},{result.setting.seed + index},{training.learning_rate!r}"
+            lines += [f"{start},{p.virtual_time_s!r},{p.tokens},{p.loss!r}" for p in training.points]
+    return "\n".join(lines) + "\n"

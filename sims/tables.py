@@ -13,7 +13,9 @@ COLUMNS = ("strategy", "gradients/s", "tokens/s", "slowdown", "vs DDP", "stalene
 
 def print_results(rows: Sequence[dict[str, Any]]) -> None:
     """One line a strategy: means, ± half the 95 % confidence interval over the seeds."""
-    table = _table(f"{rows[0]['workers']} workers, {rows[0]['steps']} steps (simulated)", COLUMNS)
+    trained = "loss" in rows[0]
+    columns = (*COLUMNS, "loss", "rate", "time to loss") if trained else COLUMNS
+    table = _table(f"{rows[0]['workers']} workers, {rows[0]['steps']} steps (simulated)", columns)
     for row in rows:
         idle = row["idle_share"]
         table.add_row(
@@ -26,6 +28,7 @@ def print_results(rows: Sequence[dict[str, Any]]) -> None:
             f"{100 * sum(idle) / len(idle):.1f} %",
             f"{100 * row['wasted_share']:.1f} %",
             f"{_number(row['virtual_time_s'])} s",
+            *(_losses(row) if trained else ()),
         )
     _print(table)
 
@@ -78,6 +81,12 @@ def _print(table: Table) -> None:
     console = Console(highlight=False)
     console.width = max(console.width, MIN_WIDTH)
     console.print(table)
+
+
+def _losses(row: dict[str, Any]) -> tuple[str, str, str]:
+    rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row["learning_rates"]))
+    reached = row["time_to_loss_s"]
+    return _number(row["loss"]["last"]), rates, "-" if reached is None else f"{_number(reached)} s"
 
 
 def _number(value: float | None) -> str:

@@ -14,13 +14,13 @@ from jaxdp.learn import optim
 from jaxdp.learn.batch import Batch
 from jaxdp.learn.model import cross_entropy_sum
 from jaxdp.learn.task import Fetch, Params, Task
-from jaxdp.server.arrays import LocalShards
-from jaxdp.server.core import Server, Update
+from jaxdp.server.core import Push, Server, Update
 from jaxdp.server.loop import Loop
 from jaxdp.server.messages import Applied, Arrived, Asks, Grant, Message
 from jaxdp.server.metrics import Spans
 from jaxdp.server.policy import policy_of
 from jaxdp.server.run import ServerRun
+from jaxdp.server.shards import LocalShards
 from jaxdp.server.worker import Worker
 
 VOCAB, WIDTH, CONTEXT, BATCH = 32, 8, 16, 8
@@ -153,11 +153,14 @@ class RoundRobin:
     def apply(self, update: Update, step: float) -> Applied:
         return self.shards.apply(update, step)
 
-    def norm(self, payload: Any) -> float:
-        return self.shards.norm(payload)
+    def norm(self, push: Push) -> float:
+        return self.shards.norm(push)
 
     def forget(self, before: int) -> None:
         self.shards.forget(before)
+
+    def save(self, core: dict[str, Any]) -> None:
+        pass
 
     def state(self, step: int) -> Any:
         return self.shards.state(step)

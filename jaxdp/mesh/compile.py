@@ -14,6 +14,7 @@ from jaxdp.mesh.devices import make_mesh
 from jaxdp.mesh.flat import flat_rule, flat_task
 from jaxdp.mesh.flat_layout import is_flat
 from jaxdp.mesh.layout import Layout, make_layout
+from jaxdp.mesh.pace import StepPace
 from jaxdp.mesh.rules import STRATEGIES, ShardRule, axis_sizes
 from jaxdp.mesh.step import MeshStep, make_step
 
@@ -32,7 +33,11 @@ class CompiledBytes(NamedTuple):
 
 
 def build_step(
-    config: Config, devices: Sequence[jax.Device], hosts: int = 1, rule: ShardRule | None = None
+    config: Config,
+    devices: Sequence[jax.Device],
+    hosts: int = 1,
+    rule: ShardRule | None = None,
+    pace: StepPace | None = None,
 ) -> tuple[Task, Layout, MeshStep]:
     """The task, layout and functions of the config's strategy, or of another rule, on these devices."""
     mesh = make_mesh(axis_sizes(config.strategy, len(devices), hosts), devices)
@@ -42,7 +47,7 @@ def build_step(
         task, rule = flat_task(task, config, len(devices)), flat_rule(rule)
     layout = make_layout(task, rule, mesh)
     skip = config.train.on_nonfinite == "skip"
-    return task, layout, make_step(task, layout, accumulation=config.train.accumulation, skip_nonfinite=skip)
+    return task, layout, make_step(task, layout, config.train.accumulation, skip, pace)
 
 
 def abstract_state(task: Task, layout: Layout) -> TrainState:

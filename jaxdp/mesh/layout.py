@@ -35,7 +35,8 @@ class Layout:
     @property
     def state(self) -> TrainState:
         """The shardings of a whole train state."""
-        return self.shardings(TrainState(PartitionSpec(), self.params, self.opt_state))
+        scalar: Any = PartitionSpec()
+        return self.shardings(TrainState(scalar, self.params, self.opt_state))
 
 
 def make_layout(task: Task, rule: ShardRule, mesh: Mesh) -> Layout:

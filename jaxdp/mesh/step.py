@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdp.learn.task import Batch, Params, Task, TrainState
 from jaxdp.mesh.fetch import make_fetch
 from jaxdp.mesh.layout import Layout, spec_axes
+from jaxdp.mesh.pace import StepPace, note_start, sleep_rest
 
 
 class StepMetrics(NamedTuple):
@@ -55,9 +56,11 @@ class MeshStep:
         return jax.device_put(batch, NamedSharding(self.layout.mesh, self.layout.batch))
 
 
-def make_step(task: Task, layout: Layout, accumulation: int = 1, skip_nonfinite: bool = False) -> MeshStep:
+def make_step(
+    task: Task, layout: Layout, accumulation: int = 1, skip_nonfinite: bool = False, pace: StepPace | None = None
+) -> MeshStep:
     """The functions of a task in a layout; a device's part of the batch is taken in `accumulation` microbatches."""
-    gradients = make_gradients(task, layout, accumulation)
+    gradients = make_gradients(task, layout, accumulation, pace)
     update = make_update(task, layout)
 
     def init_state(key: jax.Array) -> TrainState:
@@ -75,7 +78,7 @@ def make_step(task: Task, layout: Layout, accumulation: int = 1, skip_nonfinite:
             new = jax.tree.map(lambda fresh, old: jnp.where(good, fresh, old), new, state._replace(step=new.step))
         return new, StepMetrics(loss, norm, sums.tokens, learning_rate)
 
-    scalar = NamedSharding(layout.mesh, PartitionSpec())
+    scalar: Any = NamedSharding(layout.mesh, PartitionSpec())
     jitted_init = jax.jit(init_state, out_shardings=layout.state)
     return MeshStep(
         layout=layout,
@@ -85,9 +88,10 @@ def make_step(task: Task, layout: Layout, accumulation: int = 1, skip_nonfinite:
     )
 
 
-def make_gradients(task: Task, layout: Layout, accumulation: int) -> Any:
+def make_gradients(task: Task, layout: Layout, accumulation: int, pace: StepPace | None = None) -> Any:
     """(params, batch) -> `Sums` over the global batch, the gradients in the optimizer's layout."""
     fetch = make_fetch(layout.params, task.compute_dtype)
+    scalar: Any = PartitionSpec()
 
     def local(params: Params, batch: Batch) -> Sums:
         # Varying over every axis, or the transpose would reduce a replicated leaf once a block and microbatch.
@@ -101,13 +105,18 @@ def make_gradients(task: Task, layout: Layout, accumulation: int) -> Any:
 
         nothing = _vary(jnp.zeros(()), layout.axes)
         zeros = Sums(jax.tree.map(jnp.zeros_like, params), nothing, nothing)
-        return _reduce(accumulate(micro, zeros, batch, accumulation), layout)
+        if pace is not None:
+            batch = note_start(pace, batch, layout.axes)
+        sums = accumulate(micro, zeros, batch, accumulation)
+        if pace is not None:
+            sums = sums._replace(loss=sleep_rest(pace, sums.loss, sums.grads, batch, layout.axes))
+        return _reduce(sums, layout)
 
     return jax.shard_map(
         local,
         mesh=layout.mesh,
         in_specs=(layout.params, layout.batch),
-        out_specs=Sums(layout.optimizer, PartitionSpec(), PartitionSpec()),
+        out_specs=Sums(layout.optimizer, scalar, scalar),
     )
 
 
@@ -200,7 +209,8 @@ def _global_norm(grads: Params, specs: Any) -> jax.Array:
     squares: dict[tuple[str, ...], list[jax.Array]] = defaultdict(list)
     for leaf, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
         squares[spec_axes(spec)].append(jnp.sum(jnp.square(leaf)))
-    return jnp.sqrt(sum(jax.lax.psum(sum(parts), axes) if axes else sum(parts) for axes, parts in squares.items()))
+    totals = {axes: jnp.sum(jnp.stack(parts)) for axes, parts in squares.items()}
+    return jnp.sqrt(sum((jax.lax.psum(t, axes) if axes else t for axes, t in totals.items()), jnp.zeros(())))
 
 
 def _others(axes: Sequence[str], spec: PartitionSpec) -> tuple[str, ...]:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdp.config import Config
 from jaxdp.learn.shapes import count
+from jaxdp.plan.claims import claims
 from jaxdp.plan.evaluate import USABLE, Row, evaluate, possible
-from jaxdp.plan.findings import findings
 from jaxdp.plan.hardware import Hardware
 from jaxdp.plan.tradeoffs import (
     Crossover,
@@ -83,7 +83,7 @@ def advise(config: Config, hardware: Hardware, delays: "Delays | None" = None) -
         tuple(crossovers),
         communication_budget(config, hardware),
         tuple(exchange_rates(config, hardware)),
-        tuple(findings(config, hardware, rows, crossovers, recommendation)),
+        tuple(claims(config, hardware, rows, crossovers, recommendation)),
         config,
         hardware,
     )

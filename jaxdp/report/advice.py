@@ -1,8 +1,8 @@
 """An advice as text, and its figure: the step's split, the exchange rate, and their numbers as CSV."""
 
 import sys
-from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -98,24 +98,33 @@ def save_figure(advice: Advice, path: Path) -> list[Path]:
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     left.set(ylabel="seconds a step (predicted)", title="Step time")
     left.tick_params(axis="x", labelsize=8)
-    left.legend()
-    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    here = {"layers": advice.config.model.layers, "width": advice.config.model.width}
-    here |= {"vocab": advice.config.model.vocab, "tokens_per_device": advice.budget["tokens_per_device_at_hand"]}
-    for row in advice.exchange:
-        if row["per_byte"] is not None:
-            lines[row["dimension"]].append((row["value"] / here[row["dimension"]], row["per_byte"]))
-    for name, points in lines.items():
-        right.plot(*zip(*sorted(points), strict=True), marker="o", label=name.replace("_", " "))
-    right.set_xscale("log", base=2)
-    right.set(
-        xlabel="times the config's value", ylabel="bytes saved a byte sent", title="What FSDP's communication buys"
-    )
-    right.legend()
+    left.set_ylim(0, 1.2 * max(bottoms))
+    left.legend(ncols=3, loc="upper center", fontsize=8)
+    _draw_exchange(right, advice)
     FigureCanvasSVG(figure).print_svg(str(path))
     table = path.with_suffix(".csv")
     table.write_text(_csv(advice), encoding="utf-8")
     return [path, table]
+
+
+def _draw_exchange(axes: Any, advice: Advice) -> None:
+    """Solid: bytes saved a byte sent; dashed: a byte whose sending shows in the step."""
+    here = {name: getattr(advice.config.model, name) for name in ("layers", "width", "vocab")}
+    here["tokens_per_device"] = advice.budget["tokens_per_device_at_hand"]
+    for number, (name, value) in enumerate(here.items()):
+        rows = sorted((row for row in advice.exchange if row["dimension"] == name), key=lambda row: row["value"])
+        for key, style in (("per_byte", "-"), ("per_exposed_byte", "--")):
+            points = [(row["value"] / value, row[key]) for row in rows if row[key] is not None]
+            label = name.replace("_", " ") if style == "-" else None
+            axes.plot(*zip(*points, strict=True), style, marker="o", color=f"C{number}", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set(
+        xlabel="times the config's value",
+        ylabel="bytes saved a byte sent (dashed: a byte that shows)",
+        title="What FSDP's communication buys",
+    )
+    axes.legend(fontsize=8)
 
 
 def _csv(advice: Advice) -> str:

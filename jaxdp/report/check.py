@@ -95,7 +95,7 @@ def save_boundaries(reports: Sequence[Report], model: ModelConfig, flat: bool, p
             lines.append(f"{report.devices},{cut:.6g},{int(flat and cut != round(cut))}")
     axes.set_yticks(range(len(reports)), [str(report.devices) for report in reports])
     axes.set_xticks([layer + 0.5 for layer in range(model.layers)], [str(layer) for layer in range(model.layers)])
-    axes.set(xlabel="block", ylabel="devices", title=_title(flat))
+    axes.set(xlabel="block", ylabel="devices", title=_title(flat), xlim=(-0.1, model.layers + 0.1))
     axes.invert_yaxis()
     FigureCanvasSVG(figure).print_svg(str(path))
     table = path.with_suffix(".csv")
@@ -114,7 +114,7 @@ def _cuts(model: ModelConfig, devices: int, flat: bool) -> tuple[list[float], se
 
 def _title(flat: bool) -> str:
     if flat:
-        return "flat unit: a cut inside a block (orange) costs its fetch one more round"
+        return "flat unit: blocks whose fetch needs more rounds than other blocks' are orange"
     return "every block is cut evenly within itself: one round fetches any block"
 
 

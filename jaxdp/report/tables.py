@@ -1,5 +1,6 @@
 """Results as tables: coloured on a terminal, plain text elsewhere."""
 
+import sys
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -27,6 +28,11 @@ ROWS: tuple[Row, ...] = (
     ("process RSS", lambda r: bytes_text(r.memory.host_rss_bytes)),
     ("sent a device, step", lambda r: bytes_text(r.collective_bytes_per_device)),
     ("  least possible", lambda r: bytes_text(r.collective_bytes_minimum)),
+    ("updates/s", lambda r: _extra(r, "updates_per_second", "{:,.1f}")),
+    ("staleness (mean)", lambda r: _extra(r, "staleness", "{:.2f}", "mean")),
+    ("idle, each worker", lambda r: " ".join(f"{100 * share:.0f}%" for share in r.extra.get("idle_share", []))),
+    ("server busy", lambda r: percent_text(_percent(r.extra.get("server_busy_share")))),
+    ("time to loss", lambda r: _extra(r, "time_to_loss_s", "{:.1f} s")),
     ("loss, first to last", lambda r: f"{r.loss['first']:.4f} to {r.loss['last']:.4f}"),
     ("compile time", lambda r: seconds_text(r.compile_s)),
 )
@@ -34,12 +40,12 @@ ROWS: tuple[Row, ...] = (
 
 def print_bench(results: Sequence[BenchResult]) -> None:
     """One column a strategy, what each communicates, what differs in their settings, and what to keep in mind."""
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
     first = results[0]
     table = Table(title=f"{first.devices} x {first.device_kind} ({first.platform})", title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for result in results:
-        table.add_column(result.strategy, justify="right")
+        table.add_column(result.strategy, justify="right", no_wrap=True)
     for label, show in ROWS:
         cells = [show(result) for result in results]
         if any(cell.strip("-% ()") for cell in cells):
@@ -52,7 +58,19 @@ def print_bench(results: Sequence[BenchResult]) -> None:
     console.print(f"records: {', '.join(str(result.run_dir) for result in results)}", markup=False)
 
 
+def _extra(result: BenchResult, key: str, form: str, inner: str | None = None) -> str:
+    value = result.extra.get(key)
+    value = value[inner] if inner and value else value
+    return "-" if value is None else form.format(value)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
 def collectives_text(result: BenchResult) -> str:
+    if "bytes_pulled" in result.extra:
+        return f"{bytes_text(result.collective_bytes_minimum)} a worker, its pull and push"
     if not result.collectives:
         return "nothing"
     return ", ".join(f"{row['count']} {row['kind']} ({bytes_text(row['bytes'])})" for row in result.collectives)

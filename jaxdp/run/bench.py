@@ -1,21 +1,25 @@
 """Measuring strategies side by side: the same batches, interleaved windows, so that drift hits all alike."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 
 from jaxdp.config import Config
 from jaxdp.errors import JaxdpError
-from jaxdp.records import BenchResult, StepRecord, StepTime, step_time
+from jaxdp.plan.preflight import Report
+from jaxdp.records import BenchResult, StepRecord, StepTime, Window, step_time
 from jaxdp.run import facts
-from jaxdp.run.mesh_run import MeshRun, Window
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
+from jaxdp.run.ready import Run, make_run
+from jaxdp.server.run import ServerRun
+from jaxdp.timeline import timeline
 
 WINDOWS = 10
+RACE_STEPS = 5  # a window of a race to a loss
+RACE_MEAN_STEPS = 10  # over which its loss is averaged
 
 # Told the strategy, the steps just done, and a remark for people.
 Observer = Callable[[str, int, str], None]
@@ -25,66 +29,106 @@ Observer = Callable[[str, int, str], None]
 class Measured:
     """What the windows of one strategy gave; the warm-up is recorded but not timed."""
 
-    run: MeshRun
-    warm_up: list[StepRecord] = field(default_factory=list)
+    run: Run
+    warm_up: Window
     windows: list[Window] = field(default_factory=list)
+    time_to_loss_s: float | None = None
+    steps_to_loss: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.run.config.strategy.name
 
     @property
     def records(self) -> list[StepRecord]:
-        return [*self.warm_up, *(record for window in self.windows for record in window.records)]
+        return [record for window in (self.warm_up, *self.windows) for record in window.records]
 
     @property
     def step_time_s(self) -> StepTime:
-        return step_time([window.seconds / len(window.records) for window in self.windows])
+        return step_time([window.seconds / window.steps for window in self.windows])
 
     @property
     def data_wait_share(self) -> float:
+        """Of the time of all streams of batches: one of a mesh strategy, one a worker of a server."""
         waited = sum(record.data_wait_s for window in self.windows for record in window.records)
-        return waited / sum(window.seconds for window in self.windows)
+        streams = self.run.workers if isinstance(self.run, ServerRun) else 1
+        return waited / sum(window.seconds for window in self.windows) / streams
 
 
 def bench(
-    prepared: Prepared, *, steps: int, warm_up: int, profile: bool = False, observe: Observer, stop: Any = False
+    prepared: Prepared,
+    *,
+    steps: int,
+    warm_up: int,
+    until_loss: float | None = None,
+    profile: bool = False,
+    trace: bool = False,
+    observe: Observer,
+    stop: object = False,
 ) -> list[BenchResult]:
     """Compiles, measures and records every prepared strategy; a result's folder is its part of the run's folder."""
-    runs = []
-    for config in prepared.configs:
-        run = MeshRun(config, prepared.data, prepared.devices)
-        run.compile()
-        observe(config.strategy.name, 0, f"compiled in {run.compile_s:.1f} s")
-        run.start()
-        runs.append(run)
-        _record_start(prepared, run)
-    with jax.profiler.trace(str(prepared.folder.file("profile"))) if profile else nullcontext():
-        measured = measure(runs, steps, warm_up, observe, stop)
-    results = [_result(prepared, each) for each in measured if each.windows]
-    for each, result in zip(measured, results, strict=False):
-        _record_end(prepared, each, result)
-    return results
+    with ExitStack() as stack:
+        runs = []
+        for config in prepared.configs:
+            run = stack.enter_context(closing(make_run(config, prepared.data, prepared.devices, spans=trace)))
+            run.compile()
+            observe(config.strategy.name, 0, f"compiled in {run.compile_s:.1f} s")
+            run.start()
+            runs.append(run)
+            _record_start(prepared, run)
+        if profile:
+            stack.enter_context(jax.profiler.trace(str(prepared.folder.file("profile"))))
+        measured = measure(runs, steps, warm_up, observe, stop, until_loss)
+        return [_record_end(prepared, each, until_loss) for each in measured if each.windows]
 
 
-def measure(runs: Sequence[MeshRun], steps: int, warm_up: int, observe: Observer, stop: Any = False) -> list[Measured]:
+def measure(
+    runs: Sequence[Run],
+    steps: int,
+    warm_up: int,
+    observe: Observer,
+    stop: object = False,
+    until_loss: float | None = None,
+) -> list[Measured]:
     """Warms every run up, then times `steps` steps of each in up to ten interleaved windows.
 
+    With `until_loss`, windows of a few steps go on until a run's mean loss over the last ten steps is no more
+    than that, or `steps` are over; its time counts from the first step, the warm-up included.
     `stop` true ends it after the window at hand. Raises `JaxdpError` at a loss that is not finite.
     """
-    measured = [Measured(run) for run in runs]
-    for each in measured:
-        each.warm_up = each.run.window(warm_up).records
-        observe(each.run.config.strategy.name, 0, "warmed up")
-    for index, size in enumerate(window_sizes(steps)):
+    measured = []
+    for run in runs:
+        measured.append(Measured(run, run.window(warm_up)))
+        observe(run.config.strategy.name, 0, "warmed up")
+    sizes = window_sizes(steps) if until_loss is None else [RACE_STEPS] * (steps // RACE_STEPS)
+    for index, size in enumerate(sizes):
         # Every other round goes backwards, so that no strategy always follows the same one.
         for each in measured if index % 2 == 0 else reversed(measured):
             if stop:
                 return measured
-            window = each.run.window(size)
-            refuse_nonfinite(each.run.config, window.records)
-            each.windows.append(window)
-            last = window.records[-1]
-            observe(
-                each.run.config.strategy.name, size, f"loss {last.loss:.3f}, {last.step_time_s * 1e3:.0f} ms a step"
-            )
+            if each.time_to_loss_s is None:
+                _time(each, size, settle=len(runs) > 1, observe=observe)
+                if until_loss is not None:
+                    _finish_race(each, until_loss)
     return measured
+
+
+def _time(each: Measured, size: int, settle: bool, observe: Observer) -> None:
+    window = each.run.window(size, settle=settle)
+    refuse_nonfinite(each.run.config, window.records)
+    each.windows.append(window)
+    step_s = window.seconds / window.steps
+    observe(each.name, size, f"loss {window.records[-1].loss:.3f}, {step_s * 1e3:.0f} ms a step")
+
+
+def _finish_race(each: Measured, until_loss: float) -> None:
+    """Notes the time if the mean loss of the last ten global batches has come down to the mark."""
+    end = each.records[-1].tokens
+    batch = each.run.config.train.global_batch * each.run.config.model.context
+    last = [record.loss for record in each.records if record.tokens > end - RACE_MEAN_STEPS * batch]
+    if end >= RACE_MEAN_STEPS * batch and sum(last) / len(last) <= until_loss:
+        each.time_to_loss_s = sum(window.seconds for window in (each.warm_up, *each.windows))
+        each.steps_to_loss = end // batch
 
 
 def window_sizes(steps: int) -> list[int]:
@@ -105,7 +149,7 @@ def refuse_nonfinite(config: Config, records: Sequence[StepRecord]) -> None:
             )
 
 
-def _result(prepared: Prepared, measured: Measured) -> BenchResult:
+def _result(prepared: Prepared, measured: Measured, until_loss: float | None) -> BenchResult:
     run = measured.run
     config, first = run.config, run.devices[0]
     tokens = config.train.global_batch * config.model.context
@@ -113,7 +157,7 @@ def _result(prepared: Prepared, measured: Measured) -> BenchResult:
     rate = tokens / seconds.median
     communication = facts.communication_of(run)
     use = facts.utilisation(run, rate)
-    alone = len(prepared.configs) == 1
+    race = {"time_to_loss_s": measured.time_to_loss_s, "steps_to_loss": measured.steps_to_loss}
     return BenchResult(
         strategy=config.strategy.name,
         devices=len(run.devices),
@@ -129,19 +173,20 @@ def _result(prepared: Prepared, measured: Measured) -> BenchResult:
         mfu_causal_percent=use.mfu_causal_percent,
         hfu_percent=use.hfu_percent,
         mfu_formula=facts.MFU_FORMULA,
-        memory=facts.memory_of(run, alone),
+        memory=facts.memory_of(run, alone=len(prepared.configs) == 1),
         collectives=communication.rows,
         collective_bytes_per_device=communication.bytes_per_device,
         collective_bytes_minimum=communication.minimum,
         loss={"first": measured.records[0].loss, "last": measured.records[-1].loss},
         settings=facts.settings(run, prepared.xla_flags),
-        run_dir=str(_place(prepared, config)),
+        run_dir=str(prepared.folder.path / _prefix(prepared, config)),
         how=facts.HOW,
         notes=facts.notes(run, use, [finding.message for finding in _report(prepared, config).findings]),
+        extra={**facts.extra(run), **(race if until_loss is not None else {})},
     )
 
 
-def _report(prepared: Prepared, config: Config) -> Any:
+def _report(prepared: Prepared, config: Config) -> Report:
     return prepared.reports[prepared.configs.index(config)]
 
 
@@ -149,19 +194,20 @@ def _prefix(prepared: Prepared, config: Config) -> str:
     return "" if len(prepared.configs) == 1 else f"{config.strategy.name}/"
 
 
-def _place(prepared: Prepared, config: Config) -> Any:
-    return prepared.folder.path / _prefix(prepared, config)
-
-
-def _record_start(prepared: Prepared, run: MeshRun) -> None:
+def _record_start(prepared: Prepared, run: Run) -> None:
     report = _report(prepared, run.config)
     document = provenance(run.config, run.devices, prepared.data.describe(), report.to_json(), prepared.xla_flags)
     prepared.folder.write_json(f"{_prefix(prepared, run.config)}run.json", document)
 
 
-def _record_end(prepared: Prepared, measured: Measured, result: BenchResult) -> None:
+def _record_end(prepared: Prepared, measured: Measured, until_loss: float | None) -> BenchResult:
     prefix = _prefix(prepared, measured.run.config)
+    result = _result(prepared, measured, until_loss)
     with prepared.folder.lines(f"{prefix}steps.jsonl") as lines:
         for record in measured.records:
             lines.append(record.to_json())
     prepared.folder.write_json(f"{prefix}summary.json", result.to_json())
+    spans = [span for window in measured.windows for span in window.spans]
+    if spans:
+        timeline(spans, len(measured.run.devices)).save(prepared.folder.file(f"{prefix}trace.json"))
+    return result

@@ -1,5 +1,6 @@
 """What a ready run is: bytes a device, the collectives of its compiled program, and its share of the peak."""
 
+import math
 import re
 from typing import Any, NamedTuple
 
@@ -9,11 +10,13 @@ import psutil
 
 from jaxdp.learn import shapes
 from jaxdp.mesh.collectives import minimum_bytes, summarise
+from jaxdp.mesh.compile import compiled_bytes
 from jaxdp.mesh.hlo import collectives
 from jaxdp.mesh.hlo_flops import flops
 from jaxdp.plan.hardware import PRESETS
 from jaxdp.records import How, Memory
-from jaxdp.run.mesh_run import MeshRun
+from jaxdp.run.ready import Run
+from jaxdp.server.run import ServerRun
 
 MFU_FORMULA = (
     "(6 * matmul_parameters + 12 * layers * context * heads * head_dim) * tokens_per_second / sum of bf16 peaks; "
@@ -60,21 +63,41 @@ class Utilisation(NamedTuple):
     hfu_percent: float | None
 
 
-def memory_of(run: MeshRun, alone: bool) -> Memory:
-    """Bytes a device. The device's peak is the whole process's, so it is known only for a run alone in it."""
-    assert run.state is not None
-    parameters = bytes_per_device(run.state.params)
-    optimizer = bytes_per_device(run.state.opt_state)
+def memory_of(run: Run, alone: bool) -> Memory:
+    """Bytes a device. The device's peak is the whole process's, so it is known only for a run alone in it.
+
+    A parameter server's devices hold a worker's parameters and gradients; the optimizer state is the host's.
+    """
+    if isinstance(run, ServerRun):
+        member = run.members[0]
+        parameters, optimizer = shard_bytes(run.plan.params, member.layout.shardings(member.layout.params)), 0
+    else:
+        state = run.started
+        parameters, optimizer = bytes_per_device(state.params), bytes_per_device(state.opt_state)
     gradients = parameters  # summed up in float32, in the parameters' own layout
+    compiled = compiled_bytes(program_of(run))
     return Memory(
         state_bytes_per_device=parameters + gradients + optimizer,
         parameter_bytes_per_device=parameters,
         gradient_bytes_per_device=gradients,
         optimizer_bytes_per_device=optimizer,
-        compiled_bytes_per_device=compiled_bytes(run.compiled),
+        compiled_bytes_per_device=compiled.total if compiled else None,
         device_peak_bytes=_peak_bytes(run.devices[0]) if alone else None,
         host_rss_bytes=psutil.Process().memory_info().rss,
     )
+
+
+def program_of(run: Run) -> Any:
+    """The compiled step; of a parameter server, a worker's compiled gradient."""
+    return run.members[0].compiled if isinstance(run, ServerRun) else run.compiled
+
+
+def shard_bytes(abstract: Any, shardings: Any) -> int:
+    """Bytes that one device would hold of a tree of shapes."""
+    parts = jax.tree.map(
+        lambda leaf, sharding: math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize, abstract, shardings
+    )
+    return sum(jax.tree.leaves(parts))
 
 
 def bytes_per_device(tree: Any) -> int:
@@ -86,21 +109,13 @@ def bytes_per_device(tree: Any) -> int:
     return max(held.values(), default=0)
 
 
-def compiled_bytes(compiled: Any) -> int | None:
-    """What the compiler says a device needs: arguments + outputs + temporaries - aliases; None if it doesn't say.
-
-    Its own `peak_memory_in_bytes` leaves out temporaries on a CPU.
-    """
-    found = compiled.memory_analysis()
-    if found is None:
-        return None
-    made = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
-    return made - found.alias_size_in_bytes or None
-
-
-def communication_of(run: MeshRun) -> Communication:
-    """The collectives of the run's compiled program, and the strategy's minimum."""
-    rows, moved = summarise(collectives(run.compiled.as_text()))
+def communication_of(run: Run) -> Communication:
+    """The collectives of the compiled program and the strategy's minimum; of a server, a worker's pull and push."""
+    found = collectives(program_of(run).as_text())
+    rows, moved = summarise(each for each in found if each.group_size > 1)
+    if isinstance(run, ServerRun):
+        transfers = 2 * run.plan.bytes
+        return Communication(rows, None if moved is None else moved + transfers, transfers)
     model = run.config.model
     least = minimum_bytes(
         run.config.strategy.name,
@@ -113,7 +128,7 @@ def communication_of(run: MeshRun) -> Communication:
     return Communication(rows, moved, round(least))
 
 
-def utilisation(run: MeshRun, tokens_per_second: float) -> Utilisation:
+def utilisation(run: Run, tokens_per_second: float) -> Utilisation:
     """Model FLOPs are the formula's, hardware FLOPs those of the program, recomputation included."""
     peaks = [peak_flops(device.device_kind) for device in run.devices]
     known = [peak for peak in peaks if peak is not None]
@@ -124,7 +139,7 @@ def utilisation(run: MeshRun, tokens_per_second: float) -> Utilisation:
         return 100 * flops_per_second / sum(known)
 
     model, tokens = run.config.model, run.config.train.global_batch * run.config.model.context
-    found = flops(run.compiled.as_text())
+    found = flops(program_of(run).as_text())
     steps_per_second = tokens_per_second / tokens
     return Utilisation(
         percent(shapes.train_flops_per_token(model) * tokens_per_second),
@@ -156,7 +171,7 @@ _KINDS = {
 }
 
 
-def settings(run: MeshRun, xla_flags: tuple[str, ...]) -> dict[str, Any]:
+def settings(run: Run, xla_flags: tuple[str, ...]) -> dict[str, Any]:
     """What must be equal for two results to be compared."""
     train = run.config.train
     return {
@@ -167,13 +182,16 @@ def settings(run: MeshRun, xla_flags: tuple[str, ...]) -> dict[str, Any]:
         "context": run.config.model.context,
         "optimizer": run.config.optim.name,
         "seed": train.seed,
+        "stragglers": run.config.stragglers,
         "xla_flags": list(xla_flags),
     }
 
 
-def notes(run: MeshRun, use: Utilisation, findings: list[str]) -> list[str]:
+def notes(run: Run, use: Utilisation, findings: list[str]) -> list[str]:
     """What a reader must know before believing the figures."""
     said = [f"check: {finding}" for finding in findings]
+    if run.config.stragglers:
+        said.append(f"stragglers injected, slept in real time: {run.config.stragglers}")
     if run.devices[0].platform == "cpu" and len(run.devices) > 1:
         said.append(
             f"the {len(run.devices)} host devices share this machine's cores: their throughput is no evidence of a "
@@ -182,6 +200,15 @@ def notes(run: MeshRun, use: Utilisation, findings: list[str]) -> list[str]:
     if use.mfu_percent is not None and use.mfu_percent > 100:
         said.append("MFU above 100 %: the peak of another device was taken, or the timing is wrong")
     return said
+
+
+def extra(run: Run) -> dict[str, Any]:
+    """What only a parameter server has; and under stragglers every strategy's own step times, meant and realised."""
+    if isinstance(run, ServerRun):
+        server = run.config.server
+        chosen = {"engine": server.engine, "workers": run.workers, "policy": server.policy}
+        return {**chosen, "correction": server.correction, **run.loop.metrics.summary()}
+    return run.pace.summary() if run.pace else {}
 
 
 def _peak_bytes(device: jax.Device) -> int | None:

@@ -2,107 +2,94 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
+from jaxdp import delays
 from jaxdp.config import Config
-from jaxdp.errors import JaxdpError
+from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.learn.data import Data
-from jaxdp.learn.task import TrainState, make_task
-from jaxdp.mesh.devices import make_mesh
-from jaxdp.mesh.layout import Layout, make_layout
-from jaxdp.mesh.rules import STRATEGIES, axis_sizes
-from jaxdp.mesh.step import MeshStep, make_step
-from jaxdp.records import StepRecord
-
-
-class Window(NamedTuple):
-    """Consecutive steps timed together: from a wait for all earlier work to a wait for the last step's outputs."""
-
-    records: list[StepRecord]
-    seconds: float
+from jaxdp.learn.task import TrainState
+from jaxdp.mesh.compile import abstract_batch, abstract_state, build_step
+from jaxdp.mesh.pace import StepPace
+from jaxdp.records import StepRecord, Window
 
 
 class MeshRun:
     """One mesh strategy: lay out, `compile`, `start`, then `window` after `window`."""
 
-    def __init__(self, config: Config, data: Data, devices: Sequence[jax.Device], hosts: int = 1):
+    def __init__(
+        self, config: Config, data: Data, devices: Sequence[jax.Device], hosts: int = 1, *, spans: bool = False
+    ):
         self.config = config
         self.data = data
         self.devices = list(devices)
-        strategy = STRATEGIES[config.strategy.name]
-        mesh = make_mesh(axis_sizes(config.strategy, len(devices), hosts), devices)
-        self.task = make_task(config, devices[0].platform)
-        self.layout: Layout = make_layout(self.task, strategy.rule(config.strategy), mesh)
-        self.functions: MeshStep = make_step(
-            self.task,
-            self.layout,
-            accumulation=config.train.accumulation,
-            skip_nonfinite=config.train.on_nonfinite == "skip",
-        )
+        self.pace = _pace(config, self.devices, spans)
+        self.task, self.layout, self.functions = build_step(config, devices, hosts, pace=self.pace)
         self.compile_s = 0.0
+        self.compiled: Any = None
         self.state: TrainState | None = None
         self.next_step = 0
 
     def compile(self) -> None:
         """Compiles the step ahead of time, for the shapes of the data's batches."""
         started = time.perf_counter()
-        batch_sharding = jax.NamedSharding(self.layout.mesh, self.layout.batch)
-        batch = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=batch_sharding), self.data.batch(0)
-        )
-        self.compiled = self.functions.step.lower(self.abstract_state(), batch).compile()
+        lowered = self.functions.step.lower(self.abstract_state(), abstract_batch(self.config, self.layout))
+        self.compiled = lowered.compile()
         self.compile_s = time.perf_counter() - started
 
-    def start(self, state: TrainState | None = None) -> None:
-        """Begins from a state in this layout, or from the seed's initial values."""
+    def start(self, state: TrainState | None = None, server: dict[str, Any] | None = None) -> None:
+        """Begins from a state in this layout, or from the seed's initial values; a server's snapshot means nothing."""
         self.state = self.functions.init(self.config.train.seed) if state is None else state
         self.next_step = int(self.state.step)
 
+    @property
+    def started(self) -> TrainState:
+        """The state; raises `JaxdpError` before `start`."""
+        if self.state is None:
+            raise JaxdpError("the run has not been started")
+        return self.state
+
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state, for compiling and for restoring into this layout."""
+        return abstract_state(self.task, self.layout)
 
-        def make(key: jax.Array) -> TrainState:
-            params = self.task.init_params(key)
-            return TrainState(jax.numpy.zeros((), jax.numpy.int32), params, self.task.tx.init(params))
+    def snapshot(self) -> dict[str, Any] | None:
+        """What a checkpoint must remember beside the state: nothing."""
+        return None
 
-        shapes = jax.eval_shape(make, jax.random.key(0))
-        return jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            shapes,
-            self.layout.state,
-        )
-
-    def window(self, steps: int) -> Window:
+    def window(self, steps: int, *, settle: bool = False) -> Window:
         """Runs `steps` steps; dispatch runs ahead inside the window, and only its edges wait."""
-        if self.state is None:
-            raise JaxdpError("window: the run has not been started")
         metrics, waits = [], []
-        jax.block_until_ready(self.state)
+        jax.block_until_ready(self.started)
         started = time.perf_counter()
         for step in range(self.next_step, self.next_step + steps):
             fetching = time.perf_counter()
             batch = self.functions.put(self.data.batch(step))
             waits.append(time.perf_counter() - fetching)
-            self.state, found = self.compiled(self.state, batch)
+            self.state, found = self.compiled(self.started, batch)
             metrics.append(found)
         jax.block_until_ready((self.state, metrics[-1]))
         seconds = time.perf_counter() - started
         first, self.next_step = self.next_step, self.next_step + steps
-        return Window(self._records(first, jax.device_get(metrics), waits, seconds / steps), seconds)
+        records = self._records(first, jax.device_get(metrics), waits, seconds / steps)
+        return Window(records, seconds, steps, self.pace.take_spans() if self.pace else ())
 
     def evaluate(self, stop: object = False) -> float | None:
         """The mean loss over every held-out token, exact whatever the batch; None if `stop` became true meanwhile."""
-        if self.state is None:
-            raise JaxdpError("evaluate: the run has not been started")
+        params = self.started.params
         total = tokens = 0.0
         for batch in self.data.eval_batches(self.config.train.global_batch):
             if stop:
                 return None
-            part = jax.device_get(self.functions.evaluate(self.state.params, self.functions.put(batch)))
+            part = jax.device_get(self.functions.evaluate(params, self.functions.put(batch)))
             total, tokens = total + float(part[0]), tokens + float(part[1])
         return total / tokens
+
+    def close(self) -> None:
+        """Lets go of the state."""
+        self.state = None
 
     def _records(self, first: int, metrics: list[Any], waits: list[float], step_time_s: float) -> list[StepRecord]:
         tokens = self.config.train.global_batch * self.config.model.context
@@ -118,3 +105,17 @@ class MeshRun:
             )
             for index, found in enumerate(metrics)
         ]
+
+
+def _pace(config: Config, devices: Sequence[jax.Device], spans: bool) -> StepPace | None:
+    """The delays of a mesh's devices; a compiled step of an accelerator cannot be held back from inside."""
+    found = delays.parse(config.stragglers, config.train.seed, "stragglers")
+    if not found and not spans:
+        return None
+    found.check(len(devices))
+    if devices[0].platform != "cpu":
+        asked = "stragglers" if found else "--trace"
+        raise BadInput(f"{asked}: a mesh strategy's steps are delayed and traced on host devices only; try --profile")
+    if found.failing:
+        raise BadInput("stragglers: fail(...) would end a synchronous run; it is for the parameter server and `sim`")
+    return StepPace(found, config.train.global_batch, spans)

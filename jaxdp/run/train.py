@@ -1,6 +1,7 @@
 """Training: the run's windows with evaluation, checkpoints, resuming and stopping in good order."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -10,9 +11,9 @@ from jaxdp.run import manifest
 from jaxdp.run.bench import refuse_nonfinite
 from jaxdp.run.checkpoint import Checkpoints
 from jaxdp.run.folder import RunFolder
-from jaxdp.run.mesh_run import MeshRun
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
+from jaxdp.run.ready import Run, make_run
 from jaxdp.run.stop import StopFlag
 from jaxdp.strict_json import JsonLines, keep_lines
 
@@ -64,12 +65,14 @@ def train(
     directory = folder.file("checkpoints")
     if resume != "never" and (found := manifest.peek(directory, resume)):
         manifest.refuse_other(found[1].metadata, _identity(config, prepared), directory)
-    run = MeshRun(config, prepared.data, prepared.devices)
-    with Checkpoints(directory) as checkpoints:
+    with closing(make_run(config, prepared.data, prepared.devices)) as run, Checkpoints(directory) as checkpoints:
         restored = None
         if resume != "never":
             restored = checkpoints.restore(resume, run.abstract_state(), must_match=_identity(config, prepared))
-        run.start(None if restored is None else restored.state)
+        if restored is None:
+            run.start()
+        else:
+            run.start(restored.state, restored.metadata.get("server"))
         _record_start(prepared, run, resume)
         last_loss = None if restored is None else restored.metadata.get("loss")
         if run.next_step >= end:
@@ -100,7 +103,7 @@ def train(
 
 
 def _loop(
-    run: MeshRun,
+    run: Run,
     end: int,
     save_every: int,
     eval_every: int,
@@ -130,7 +133,7 @@ def _loop(
     return last
 
 
-def step_line(run: MeshRun, record: StepRecord) -> str:
+def step_line(run: Run, record: StepRecord) -> str:
     """The line that users of training loops expect."""
     tokens = run.config.train.global_batch * run.config.model.context
     rate = tokens / record.step_time_s
@@ -155,7 +158,7 @@ def _identity(config: Config, prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _metadata(config: Config, prepared: Prepared, run: MeshRun, loss: float | None) -> dict[str, Any]:
+def _metadata(config: Config, prepared: Prepared, run: Run, loss: float | None) -> dict[str, Any]:
     return {
         **_identity(config, prepared),
         "strategy": config.strategy.name,
@@ -163,10 +166,11 @@ def _metadata(config: Config, prepared: Prepared, run: MeshRun, loss: float | No
         "step": run.next_step,
         "tokens": run.next_step * config.train.global_batch * config.model.context,
         "loss": loss,
+        "server": run.snapshot(),
     }
 
 
-def _record_start(prepared: Prepared, run: MeshRun, resume: Resume) -> None:
+def _record_start(prepared: Prepared, run: Run, resume: Resume) -> None:
     folder: RunFolder = prepared.folder
     if resume != "never":  # also without a checkpoint: then all steps are taken again
         keep_lines(folder.file("steps.jsonl"), lambda row: row["step"] < run.next_step)

@@ -9,30 +9,19 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from jaxdp.config import Config
 from jaxdp.errors import JaxdpError
 from jaxdp.records import StepRecord
 from jaxdp.server.core import Push, Reply, Server, Update
-from jaxdp.server.messages import Applied, Arrived, Asks, Engine, Grant, Left, Message
+from jaxdp.server.messages import Applied, Arrived, Asks, Engine, Grant, Left, Message, ShardsLost
 from jaxdp.server.metrics import Measurements, Spans
-from jaxdp.timeline import SERVER
+from jaxdp.timeline import SERVER, Span
 
 TICK_S = 0.2  # between two looks at the deadlines
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Span:
-    """Something a worker or the server did, for a timeline; `lane` is one of `timeline.LANES`."""
-
-    worker: int
-    lane: str
-    name: str
-    start_s: float
-    end_s: float
 
 
 Record = StepRecord | Span
@@ -53,6 +42,10 @@ class Loop:
         self._served_s = 0.0
         self._given: list[list[tuple[Grant, float]]] = [[] for _ in range(engine.workers)]  # with its time
         self._arrived: dict[tuple[int, int], Spans] = {}  # pushes whose update is not made yet
+        self._save_every = config.server.snapshot_every
+        for worker in range(engine.workers):
+            core.join(worker)
+        engine.save(core.snapshot())
 
     @property
     def step(self) -> float:
@@ -66,8 +59,11 @@ class Loop:
         """
         while self.core.tokens < until_step * self.batch_tokens:
             message = self._wait()
-            if message is not None:
-                yield from self._handle(message)
+            try:
+                if message is not None:
+                    yield from self._handle(message)
+            except ShardsLost as lost:
+                yield from self._start_over(lost.core)
             yield from self._dismiss_the_silent()
 
     def settle(self) -> Iterator[Record]:
@@ -128,7 +124,7 @@ class Loop:
     def _drop(self, push: Push) -> StepRecord:
         self.metrics.dropped += 1
         self._arrived.setdefault((push.worker, push.sequence), Spans(0.0))
-        applied = Applied(self.engine.norm(push.payload), 0.0)
+        applied = Applied(self.engine.norm(push), 0.0)
         return self._record(push, self.core.version - push.version, applied, False)
 
     def _follow(self, reply: Reply) -> Iterator[Record]:
@@ -149,6 +145,8 @@ class Loop:
             yield Span(SERVER, "apply", f"version {update.version}", start_s, end_s)
         for push, staleness in zip(update.pushes, update.staleness, strict=True):
             yield self._record(push, staleness, applied, True)
+        if update.version % self._save_every == 0:
+            self.engine.save(self.core.snapshot())
 
     def _record(self, push: Push, staleness: int, applied: Applied, counted: bool) -> StepRecord:
         spans = self._arrived.pop((push.worker, push.sequence))
@@ -193,6 +191,21 @@ class Loop:
         self.metrics.lost_steps += len(self._given[worker])
         self._given[worker].clear()
         yield from self._follow(self.core.leave(worker))
+
+    def _start_over(self, saved: dict[str, Any]) -> Iterator[Record]:
+        """Goes on from the shards' last saved state. What is being computed is dropped when it comes."""
+        present, seen = list(self.core.sequences), self.core.version
+        self.metrics.lost_steps += sum(len(given) for given in self._given)
+        idle = [worker for worker in present if not self._given[worker]]
+        for given in self._given:
+            given.clear()
+        self._arrived.clear()
+        self.core = Server.restore(self.core.policy, saved, self.core.correction, seen_version=seen)
+        log.warning("server shards were lost and restored: %d updates undone", self.core.lost_versions)
+        for worker in present:
+            yield from self._let_in(worker)
+        for worker in idle:
+            self._grant(worker)
 
     def _dismiss_the_silent(self) -> Iterator[Record]:
         for worker, given in enumerate(self._given):

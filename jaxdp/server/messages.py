@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from jaxdp.learn.batch import Batch
-from jaxdp.server.core import Update
+from jaxdp.server.core import Push, Update
 from jaxdp.server.metrics import Spans
 
 Rows = Callable[[int, int], Batch]  # (sequence, worker) -> the worker's rows of that step
@@ -35,6 +35,14 @@ class Left(NamedTuple):
 
     worker: int
     error: str | None
+
+
+class ShardsLost(Exception):
+    """Shards died and were restored as they were last saved; `core` is the state machine's state of that moment."""
+
+    def __init__(self, core: dict[str, Any]) -> None:
+        super().__init__("server shards were lost and restored")
+        self.core = core
 
 
 Message = Asks | Arrived | Left
@@ -85,12 +93,16 @@ class Engine(Protocol):
 
     def apply(self, update: Update, step: float) -> Applied: ...
 
-    def norm(self, payload: Any) -> float:
+    def norm(self, push: Push) -> float:
         """The norm of a push's mean gradient."""
         ...
 
     def forget(self, before: int) -> None:
         """No push computed on a version below `before` will come."""
+        ...
+
+    def save(self, core: dict[str, Any]) -> None:
+        """Remembers the shards' state, with the state machine's, for shards that die; then `ShardsLost` has it."""
         ...
 
     def state(self, step: int) -> Any:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,24 +14,17 @@ from jaxdp.config import Config
 from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.learn.data import Data
 from jaxdp.learn.task import Task, TrainState, make_task
-from jaxdp.records import StepRecord
-from jaxdp.server.arrays import LocalShards, host_device
+from jaxdp.records import StepRecord, Window
+from jaxdp.server.arrays import host_device
 from jaxdp.server.core import Server
-from jaxdp.server.loop import Loop, Record, Span
+from jaxdp.server.loop import Loop, Record
 from jaxdp.server.messages import Rows
 from jaxdp.server.policy import policy_of
 from jaxdp.server.shard_plan import ShardPlan
+from jaxdp.server.shards import LocalShards
 from jaxdp.server.threads import ThreadsEngine
 from jaxdp.server.worker import Worker, devices_of, rows_per_worker
-
-
-class ServerWindow(NamedTuple):
-    """Consecutive steps timed together. `records` has a line a push; `seconds` spans the tokens of `steps`."""
-
-    records: list[StepRecord]
-    seconds: float
-    steps: float
-    spans: list[Span]
+from jaxdp.timeline import Span
 
 
 class ServerRun:
@@ -119,7 +112,7 @@ class ServerRun:
         """What a checkpoint has to remember beside the state (plain JSON)."""
         return {"policy": self.policy.name, "workers": self.workers, "core": self.loop.core.snapshot()}
 
-    def window(self, steps: int, *, settle: bool = False) -> ServerWindow:
+    def window(self, steps: int, *, settle: bool = False) -> Window:
         """Serves until `steps` more global batches are consumed.
 
         `settle` first lets every worker finish what it was at, untimed, so that windows of several
@@ -137,18 +130,18 @@ class ServerRun:
             for record in timed
         ]
         lines = [record for record in records if isinstance(record, StepRecord)]
-        return ServerWindow(lines, seconds, done, [record for record in records if isinstance(record, Span)])
+        return Window(lines, seconds, done, [record for record in records if isinstance(record, Span)])
 
-    def evaluate(self, stop: Any = None) -> float:
-        """The mean loss over every held-out token of the parameters as they stand; `stop()` true ends it with NaN."""
+    def evaluate(self, stop: object = False) -> float | None:
+        """The mean loss over every held-out token of the parameters as they stand; None if `stop` became true."""
         reading = self.loop.engine.read(self.loop.core.version)
         member = self.members[0]
         params = member.load(reading.parts, own_buffers=False)
         reading.give_back()
         total = tokens = 0.0
         for batch in self.data.eval_batches(self.config.train.global_batch):
-            if stop is not None and stop():
-                return float("nan")
+            if stop:
+                return None
             part = member.loss(params, batch)
             total, tokens = total + part[0], tokens + part[1]
         return total / tokens

@@ -5,6 +5,7 @@ parameters of the next step are fetched while one is computed, and gradients lea
 parameters lack the worker's own latest push, so staleness rises by one step, that is n updates.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,14 +15,15 @@ from typing import Any
 import jax
 
 from jaxdp.delays import Delays
-from jaxdp.server.arrays import LocalShards, Reading
-from jaxdp.server.core import Update
+from jaxdp.server.core import Push, Update
 from jaxdp.server.messages import Applied, Arrived, Asks, Grant, Left, Message, Rows
 from jaxdp.server.metrics import Spans
 from jaxdp.server.pacing import Pacer
+from jaxdp.server.shards import LocalShards, Reading
 from jaxdp.server.worker import Worker
 
 JOIN_S = 10.0
+POLL_S = 0.2  # how often a waiting thread looks whether the run is over
 
 Loaded = tuple[Grant, Any, Spans]  # with the parameters on the device
 Computed = tuple[Grant, Any, Spans]  # with the gradient sums on the device
@@ -73,11 +75,14 @@ class ThreadsEngine:
     def apply(self, update: Update, step: float) -> Applied:
         return self._shards.apply(update, step)
 
-    def norm(self, payload: Any) -> float:
-        return self._shards.norm(payload)
+    def norm(self, push: Push) -> float:
+        return self._shards.norm(push)
 
     def forget(self, before: int) -> None:
         self._shards.forget(before)
+
+    def save(self, core: dict[str, Any]) -> None:
+        """Nothing to do: these shards die with the process only."""
 
     def state(self, step: int) -> Any:
         return self._shards.state(step)
@@ -116,8 +121,8 @@ class _Member:
 
     def start(self, pipeline: bool) -> None:
         if pipeline:
-            ready: Queue[Loaded | None] = Queue()
-            done: Queue[Computed | None] = Queue(1)  # computing runs at most two steps ahead of the pushes
+            ready: Queue[Loaded] = Queue()
+            done: Queue[Computed] = Queue(1)  # computing runs at most two steps ahead of the pushes
             free = threading.Semaphore()  # one step is loaded ahead of the one that is computed
             self._spawn(self._load_ahead, ready, free)
             self._spawn(self._compute_loaded, ready, free, done)
@@ -148,25 +153,27 @@ class _Member:
             computed = self._compute(loaded)
             asked_s = time.perf_counter() if computed and self._push(computed, asks=True) else self._ask()
 
-    def _load_ahead(self, ready: "Queue[Loaded | None]", free: threading.Semaphore) -> None:
-        while free.acquire() and not self._closing.is_set():
-            loaded = self._load(self._ask())
-            ready.put(loaded)
-            if loaded is None:
-                break
+    def _load_ahead(self, ready: "Queue[Loaded]", free: threading.Semaphore) -> None:
+        while not self._closing.is_set():
+            if free.acquire(timeout=POLL_S) and (loaded := self._load(self._ask())):
+                ready.put(loaded)
 
-    def _compute_loaded(
-        self, ready: "Queue[Loaded | None]", free: threading.Semaphore, done: "Queue[Computed | None]"
-    ) -> None:
-        while (loaded := ready.get()) is not None:
+    def _compute_loaded(self, ready: "Queue[Loaded]", free: threading.Semaphore, done: "Queue[Computed]") -> None:
+        while loaded := self._next(ready):
             free.release()
             if computed := self._compute(loaded):
                 done.put(computed)
-        done.put(None)
 
-    def _push_computed(self, done: "Queue[Computed | None]") -> None:
-        while (computed := done.get()) is not None:
+    def _push_computed(self, done: "Queue[Computed]") -> None:
+        while computed := self._next(done):
             self._push(computed, asks=False)
+
+    def _next(self, queue: "Queue[Any]") -> Any:
+        """The queue's next element, or None once the run is over."""
+        while not self._closing.is_set():
+            with contextlib.suppress(Empty):
+                return queue.get(timeout=POLL_S)
+        return None
 
     def _ask(self) -> float:
         self._inbox.put(Asks(self.index))

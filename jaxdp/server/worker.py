@@ -19,9 +19,9 @@ from jaxdp.mesh.devices import make_mesh
 from jaxdp.mesh.layout import make_layout
 from jaxdp.mesh.rules import STRATEGIES, axis_sizes
 from jaxdp.mesh.step import make_evaluate, make_gradients
-from jaxdp.server.arrays import Gradient
 from jaxdp.server.cuts import Leaves
 from jaxdp.server.shard_plan import ShardPlan, names_of
+from jaxdp.server.shards import Gradient
 
 ALIGNMENT = 64  # bytes; XLA's CPU backend then uses a NumPy buffer as it is
 
@@ -38,7 +38,7 @@ class Worker:
         self._shardings = self.layout.shardings(self.layout.params)
         self._batch_sharding = jax.NamedSharding(mesh, self.layout.batch)
         self._gradients = jax.jit(make_gradients(task, self.layout, config.train.accumulation))
-        self._compiled: Any = self._gradients
+        self.compiled: Any = self._gradients  # until compiled ahead of time
         self._evaluate = jax.jit(make_evaluate(task, self.layout))
         self._on_host = len(devices) == 1 and self.device.platform == "cpu"
         self._buffers: deque[Leaves] = deque(maxlen=2)  # one is loaded while the other is computed with
@@ -53,7 +53,7 @@ class Worker:
         rows = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._batch_sharding), batch
         )
-        self._compiled = self._gradients.lower(params, rows).compile()
+        self.compiled = self._gradients.lower(params, rows).compile()
 
     def load(self, parts: Sequence[Leaves], *, own_buffers: bool = True) -> Any:
         """A copy of the server's parameters on the worker's devices, laid out as its strategy wants them."""
@@ -77,7 +77,7 @@ class Worker:
 
     def gradient(self, params: Any, batch: Batch) -> Any:
         """The sums over the batch, on the worker's devices; waits for them."""
-        return jax.block_until_ready(self._compiled(params, self.put(batch)))
+        return jax.block_until_ready(self.compiled(params, self.put(batch)))
 
     def put(self, batch: Batch) -> Batch:
         return jax.device_put(batch, self._batch_sharding)

@@ -14,7 +14,7 @@ LEVEL = 1.1  # speeds closer than this count as level
 MUCH_WAITING = 0.25  # share of DDP's step from which workers count as uneven
 
 
-def findings(
+def claims(
     config: Config,
     hardware: Hardware,
     rows: Sequence[Row],

@@ -1,0 +1,70 @@
+"""The parameter server's flags, shared by the commands that run or simulate one."""
+
+from typing import Annotated, Any
+
+import typer
+
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", metavar="threads|ray", help="Where the workers run.", rich_help_panel="Server")
+]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Workers (default: one a device).", rich_help_panel="Server")
+]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy", metavar="async|ssp|sync|backup|softsync", help="When pushes apply.", rich_help_panel="Server"
+    ),
+]
+BoundOption = Annotated[
+    int | None,
+    typer.Option("--bound", min=0, help="ssp: how many steps ahead a worker may be.", rich_help_panel="Server"),
+]
+BackupsOption = Annotated[
+    int | None, typer.Option("--backups", min=0, help="backup: late workers not waited for.", rich_help_panel="Server")
+]
+GroupOption = Annotated[
+    int | None, typer.Option("--group", min=1, help="softsync: pushes an update.", rich_help_panel="Server")
+]
+CorrectionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--correction",
+        metavar="none|lr_over_staleness|delay_compensation",
+        help="What is done about stale gradients.",
+        rich_help_panel="Server",
+    ),
+]
+ShardsOption = Annotated[
+    int | None, typer.Option("--server-shards", min=1, help="Parts the server is split in.", rich_help_panel="Server")
+]
+PipelineOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--pipeline/--no-pipeline",
+        help="Pull ahead and push in the background: raises staleness by one.",
+        rich_help_panel="Server",
+    ),
+]
+WorkerStrategyOption = Annotated[
+    str | None,
+    typer.Option("--worker-strategy", metavar="ddp|zero1|fsdp", help="Inside a worker.", rich_help_panel="Server"),
+]
+DevicesPerWorkerOption = Annotated[
+    int | None, typer.Option("--devices-per-worker", min=1, help="Devices of a worker.", rich_help_panel="Server")
+]
+PlacementOption = Annotated[
+    str | None,
+    typer.Option(
+        "--placement", metavar="dedicated|colocated", help="ray: server shards' nodes.", rich_help_panel="Server"
+    ),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", help="ray: the cluster to join (default: a local one).", rich_help_panel="Server"),
+]
+
+
+def server_flags(**given: Any) -> dict[str, Any]:
+    """The flags as config keys; a flag that was not given is None."""
+    return {f"server.{key}": value for key, value in given.items()}
