@@ -1,23 +1,32 @@
 # The two commands of a fresh machine are `make bench` and `make test`; both set everything up first.
-# make bench EXTRA=cuda12 on a GPU host; PYTHON=python3.12 to choose the interpreter.
+# make bench EXTRA=cuda12 on a GPU host; PYTHON=python3.12 to choose the interpreter; ARGS=... to add flags.
 PYTHON ?= python3
 VENV ?= .venv
 EXTRA ?=
 ARGS ?=
 BIN := $(VENV)/bin
-DEV_STAMP := $(VENV)/.installed-dev
 RUN_STAMP := $(VENV)/.installed$(if $(EXTRA),-$(EXTRA),)
+DEV_STAMP := $(VENV)/.installed-dev
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
 
-.PHONY: bench test test-all lint format clean
+# What the newest JAX is tried with: the parts that JAX's own changes can break.
+QUICK := tests/test_mesh_laws.py tests/test_mesh_layout.py tests/test_collectives.py tests/test_hlo.py \
+	tests/test_model.py tests/test_train.py
+
+.PHONY: bench test test-slow test-quick lint format clean
 
 bench: $(RUN_STAMP)
 	$(BIN)/jaxdp bench --strategy ddp $(ARGS)
 
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile $(ARGS)
 
-test-all: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
+test-slow: $(DEV_STAMP)
+	$(PYTEST) -n 2 --dist loadfile -m slow $(ARGS)
+
+test-quick: $(DEV_STAMP)
+	$(PYTEST) -n 2 --dist loadfile $(QUICK) $(ARGS)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
@@ -32,11 +41,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(RUN_STAMP): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".$(if $(EXTRA),[$(EXTRA)],)"
+	$(PIP) -e ".$(if $(EXTRA),[$(EXTRA)],)"
 	touch $@
 
 $(DEV_STAMP): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(PIP) -e ".[dev]"
 	touch $@
 
 clean:

@@ -72,9 +72,7 @@ def work(rank: int, args: argparse.Namespace, port: int, requests: int) -> None:
     """One process: steps as often as the first process is asked to."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.devices))
     torch.manual_seed(0)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=args.devices
-    )
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=args.devices)
     model = wrap(Transformer(args), args.strategy, args.devices)
     kind = {"fused": True} if args.strategy == "ddp" else {"foreach": True}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, **kind)

@@ -10,11 +10,12 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxdp.config import Config, load
 from jaxdp.errors import BadInput
 from jaxdp.learn.corpora import open_corpus
-from jaxdp.learn.data import Data, open_data
+from jaxdp.learn.data import open_data
 from jaxdp.learn.task import Task, TrainState
 from jaxdp.mesh.compile import build_step
 from jaxdp.server.core import Update
@@ -115,11 +116,12 @@ class ServerLearner:
 class MeshLearner:
     """Steps of the real mesh step on one device, called at the barriers' virtual times."""
 
-    def __init__(self, config: Config, data: Data, strategy: Strategy, curve: Curve, updates: int) -> None:
+    def __init__(self, shop: Workshop, config: Config, strategy: Strategy, curve: Curve, updates: int) -> None:
         name = "ddp" if strategy.name == "ddp_small_batch" else strategy.name
-        _, _, self.step = build_step(_named(config, name), [jax.devices()[0]])
-        self.state = self.step.init(config.train.seed)
-        self.data, self.curve, self.updates = data, curve, updates
+        _, layout, self.step = build_step(_named(config, name), [shop.device])
+        # A copy, since the step overwrites its state.
+        self.state = jax.tree.map(jnp.copy, jax.device_put(shop.initial[1], layout.state))
+        self.data, self.curve, self.updates = open_data(config, shop.corpus), curve, updates
         self.tokens = config.train.global_batch * config.model.context
         self.count, self.last_s = 0, 0.0
 
@@ -163,7 +165,7 @@ def train(
     else:
         updates = setting.workers if strategy.name == "ddp_small_batch" else 1
         config = _smaller_batches(training_config(setting, shop.config.train.seed, rate), updates)
-        mesh = MeshLearner(config, open_data(config, shop.corpus), strategy, curve, updates)
+        mesh = MeshLearner(shop, config, strategy, curve, updates)
         outcome = barrier.simulate(setting, strategy, delays, timeline, progress, mesh.round)
     return outcome, tuple(curve.points)
 

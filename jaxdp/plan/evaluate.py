@@ -122,7 +122,7 @@ def _fitting(config: Config, hardware: Hardware, usable: int) -> tuple[Config, M
 
 
 def _too_large(needed: Memory, usable: int) -> str:
-    parts = {"state": needed.state, "activations": needed.activations, "gathered parameters": needed.gathered}
+    parts = {"state": needed.state, "activations and gathered parameters": needed.activations}
     largest = max(parts, key=lambda part: parts[part])
     return (
         f"memory: needs {bytes_text(needed.total)} a device of {bytes_text(usable)} usable,"

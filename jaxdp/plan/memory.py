@@ -1,44 +1,152 @@
-"""Bytes that one device holds during a training step, from shapes and rules alone."""
+"""Bytes that one device holds during a training step, from shapes and rules alone.
+
+What lives from step to step follows from the rules exactly. What lives only inside a step is the larger of two
+moments: when the loss is taken (logits) and when a block goes backward (its working set, all gradients), each
+on top of what the forward pass saved. Their coefficients are fitted to the compiler's own bytes, one set a
+remat policy; `benchmarks/memory_model.py` fits them and reports the error on other configurations.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxdp.config import Config
 from jaxdp.learn.shapes import PARAMETER_BYTES
 from jaxdp.plan.compute import COMPUTE_BYTES
+from jaxdp.plan.memory_fit import FITTED, Fit
 from jaxdp.plan.sharding import Shards, mesh_config, mesh_devices, shards, workers
+
+QUERY_BLOCK = 64  # queries that blocked attention handles at once (learn.attention)
+TOKEN_BYTES, ROW_BYTES = 12, 4  # of a batch: inputs, targets and weights a token, a position a row
+COUNTER_BYTES = 8  # the step's and the optimizer's counters
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes a device: the state (gradients counted in), and what lives only inside a step."""
+    """Bytes a device. `temporaries` lives only inside the step, the gradients among it."""
 
     parameters: int
     optimizer: int
     gradients: int
-    activations: int
-    gathered: int
+    batch: int
+    temporaries: int
 
     @property
     def state(self) -> int:
         return self.parameters + self.gradients + self.optimizer
 
     @property
+    def arguments(self) -> int:
+        """What the compiled step is called with."""
+        return self.parameters + self.optimizer + self.batch
+
+    @property
+    def activations(self) -> int:
+        """What the step needs besides state and batch: activations, logits, gathered parameters."""
+        return max(0, self.temporaries - self.gradients)
+
+    @property
     def total(self) -> int:
-        return self.state + self.activations + self.gathered
+        return self.arguments + max(self.temporaries, self.gradients)
 
 
-def memory(config: Config, devices: int, hosts: int = 1, compute_dtype: str | None = None) -> Memory:
-    """What the step of `config` needs on each of `devices`."""
-    compute_bytes = COMPUTE_BYTES[compute_dtype or _compute_dtype(config)]
+class Parts(NamedTuple):
+    """What the temporaries are made of, in bytes.
+
+    `layer` is one block's activations, by kind: width, queries with keys and values, ffn (GELU), ffn (SwiGLU),
+    all attention scores, and those of the last block of queries. Gradients are those that a device holds;
+    `*_whole` are full parameters.
+    """
+
+    layers: int
+    layer: tuple[float, ...]
+    logits: float
+    block_gradients: float
+    block_whole: float
+    block_gathered: float
+    outer_whole: float
+    outer_gathered: float
+    accumulated: float
+
+
+def memory(
+    config: Config, devices: int, hosts: int = 1, compute_dtype: str | None = None, platform: str = "cpu"
+) -> Memory:
+    """What the step of `config` needs on each of `devices` of a platform ("cpu", "gpu" or "tpu")."""
     placed = shards(config, devices, hosts)
+    held = sum(leaf.shard_bytes for leaf in placed.leaves)
+    sequences = local_sequences(config, devices)
+    chosen = config.train.compute_dtype
+    default = "float32" if platform == "cpu" else "bfloat16"
+    width = COMPUTE_BYTES[compute_dtype or (default if chosen == "auto" else chosen)]
+    rows = sequences * config.train.accumulation
     return Memory(
-        parameters=sum(leaf.shard_bytes for leaf in placed.leaves),
+        parameters=held,
         optimizer=sum(leaf.optimizer_shard_bytes for leaf in placed.leaves),
-        gradients=sum(leaf.shard_bytes for leaf in placed.leaves),
-        activations=activation_bytes(config, devices, compute_bytes),
-        gathered=_gathered_bytes(config, placed, compute_bytes),
+        gradients=held,
+        batch=rows * (config.model.context * TOKEN_BYTES + ROW_BYTES) + COUNTER_BYTES,
+        temporaries=round(temporaries(parts(config, placed, sequences, width), fit(config, platform))),
     )
+
+
+def fit(config: Config, platform: str) -> Fit:
+    return FITTED[platform][mesh_config(config).train.remat]
+
+
+def temporaries(of: Parts, fit: Fit) -> float:
+    """The larger of the two moments."""
+    saved = of.layers * _dot(fit.saved, of.layer)
+    backward = (
+        _dot(fit.working, of.layer)
+        + fit.block_gradients * of.block_gradients
+        + fit.block_whole * of.block_whole
+        + fit.block_gathered * of.block_gathered
+        + fit.outer_backward * of.outer_whole
+    )
+    loss = (
+        fit.loss_width * of.layer[0]
+        + fit.logits * of.logits
+        + fit.outer_loss * of.outer_whole
+        + fit.loss_gradients * of.block_gradients
+    )
+    always = fit.outer_gathered * of.outer_gathered + fit.accumulated * of.accumulated
+    return saved + max(backward, loss) + always
+
+
+def parts(config: Config, placed: Shards, sequences: int, value_bytes: int) -> Parts:
+    """One microbatch's arrays on one device."""
+    model = config.model
+    tokens = float(sequences * model.context * value_bytes)
+    ffn = (0, model.ffn) if model.activation == "swiglu" else (model.ffn, 0)
+    projected = (model.heads + 2 * model.key_value_heads) * model.head_dim
+    scores = model.heads * keys_seen(model.context)
+    last_scores = model.heads * min(QUERY_BLOCK, model.context)
+    blocks = [leaf for leaf in placed.leaves if leaf.path.startswith("blocks")]
+    outer = [leaf for leaf in placed.leaves if not leaf.path.startswith("blocks")]
+    held = sum(leaf.shard_bytes for leaf in placed.leaves)
+    return Parts(
+        layers=model.layers,
+        layer=tuple(tokens * size for size in (model.width, projected, *ffn, scores, last_scores)),
+        logits=sequences * model.context * model.vocab * PARAMETER_BYTES,
+        block_gradients=sum(leaf.shard_bytes for leaf in blocks),
+        block_whole=sum(leaf.parameter.bytes for leaf in blocks) / model.layers,
+        block_gathered=sum(leaf.parameter.bytes for leaf in blocks if any(leaf.params)) / model.layers,
+        outer_whole=sum(leaf.parameter.bytes for leaf in outer),
+        outer_gathered=sum(leaf.parameter.bytes for leaf in outer if any(leaf.params)),
+        accumulated=held if config.train.accumulation > 1 else 0,
+    )
+
+
+def keys_seen(context: int) -> float:
+    """The mean number of keys that blocked attention computes for a query."""
+    starts = range(0, context, QUERY_BLOCK)
+    return sum(min(QUERY_BLOCK, context - start) * min(start + QUERY_BLOCK, context) for start in starts) / context
+
+
+def local_sequences(config: Config, devices: int) -> int:
+    """Sequences of one microbatch on one device, rounded up."""
+    sharers = workers(config, devices) * mesh_devices(config, devices) * config.train.accumulation
+    return -(-config.train.global_batch // sharers)
 
 
 def state_bytes_per_parameter(
@@ -56,37 +164,5 @@ def state_bytes_per_parameter(
     return sum(size / (n if part in cut else 1) for part, size in held.items())
 
 
-def local_sequences(config: Config, devices: int) -> int:
-    """Sequences of one microbatch on one device, rounded up."""
-    sharers = workers(config, devices) * mesh_devices(config, devices) * config.train.accumulation
-    return -(-config.train.global_batch // sharers)
-
-
-def activation_bytes(config: Config, devices: int, compute_bytes: int) -> int:
-    """What the backward pass keeps of one microbatch, and the logits.
-
-    Source: Korthikanti et al. (arXiv 2205.05198), section 4, with attention scores kept whole.
-    """
-    model = mesh_config(config).model
-    tokens = local_sequences(config, devices) * model.context
-    hidden = tokens * model.width
-    scores = tokens * model.context * model.heads
-    layer = compute_bytes * (17 * hidden + scores * 5 // 2)
-    kept = {
-        "none": model.layers * layer,
-        "dots": model.layers * compute_bytes * 9 * hidden + layer,
-        "block": model.layers * compute_bytes * hidden + layer,
-    }[config.train.remat]
-    return kept + 2 * PARAMETER_BYTES * tokens * model.vocab
-
-
-def _compute_dtype(config: Config) -> str:
-    return "float32" if config.train.compute_dtype == "auto" else config.train.compute_dtype
-
-
-def _gathered_bytes(config: Config, placed: Shards, compute_bytes: int) -> int:
-    """The largest set of full parameters that is alive at once: one block, and all that lies outside blocks."""
-    cut = [leaf for leaf in placed.leaves if any(leaf.params)]
-    blocks = sum(leaf.parameter.size // config.model.layers for leaf in cut if leaf.path.startswith("blocks"))
-    outside = sum(leaf.parameter.size for leaf in cut if not leaf.path.startswith("blocks"))
-    return compute_bytes * (blocks + outside)
+def _dot(coefficients: Collection[float], sizes: Collection[float]) -> float:
+    return sum(c * size for c, size in zip(coefficients, sizes, strict=True))

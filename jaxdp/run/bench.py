@@ -18,6 +18,9 @@ from jaxdp.server.run import ServerRun
 from jaxdp.timeline import timeline
 
 WINDOWS = 10
+# A server that takes turns starts each window with all its workers at the beginning of a step: shorter ones would
+# mostly measure that.
+SERVER_STEPS = 5
 RACE_STEPS = 5  # a window of a race to a loss
 RACE_MEAN_STEPS = 10  # over which its loss is averaged
 
@@ -100,7 +103,10 @@ def measure(
     for run in runs:
         measured.append(Measured(run, run.window(warm_up)))
         observe(run.config.strategy.name, 0, "warmed up")
-    sizes = window_sizes(steps) if until_loss is None else [RACE_STEPS] * (steps // RACE_STEPS)
+    takes_turns = len(runs) > 1 and any(isinstance(run, ServerRun) for run in runs)
+    sizes = window_sizes(steps, SERVER_STEPS if takes_turns else 1)
+    if until_loss is not None:
+        sizes = [RACE_STEPS] * (steps // RACE_STEPS)
     for index, size in enumerate(sizes):
         # Every other round goes backwards, so that no strategy always follows the same one.
         for each in measured if index % 2 == 0 else reversed(measured):
@@ -131,9 +137,9 @@ def _finish_race(each: Measured, until_loss: float) -> None:
         each.steps_to_loss = end // batch
 
 
-def window_sizes(steps: int) -> list[int]:
-    """Up to ten windows, as equal as can be."""
-    count = min(WINDOWS, steps)
+def window_sizes(steps: int, least: int = 1) -> list[int]:
+    """Up to ten windows, as equal as can be, of at least so many steps."""
+    count = max(1, min(WINDOWS, steps // least))
     return [steps // count + (index < steps % count) for index in range(count)]
 
 

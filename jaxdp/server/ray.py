@@ -6,8 +6,6 @@ references only. A worker that dies is restarted and joins again. When a shard d
 their last saved state, which the driver holds. Ray's token authentication stays on.
 """
 
-import logging
-import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,25 +14,19 @@ from typing import Any
 import jax.numpy as jnp
 import ray
 from ray import exceptions
-from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from jaxdp.config import Config
-from jaxdp.errors import BadInput, JaxdpError
+from jaxdp.errors import JaxdpError
 from jaxdp.learn.task import TrainState
 from jaxdp.server.arrays import host_device, owned
 from jaxdp.server.core import Push, Update
 from jaxdp.server.messages import Applied, Arrived, Asks, Grant, Left, Message, ShardsLost
 from jaxdp.server.metrics import Spans
-from jaxdp.server.ray_actors import ShardActor, WorkerActor
+from jaxdp.server.ray_cluster import MAX_RESTARTS, START_S, Cluster, answer
 from jaxdp.server.shard_plan import ShardPlan, names_of, tree_like
 from jaxdp.server.shards import Gradient, apply_update, prepared_norm
 
-START_S = 300.0  # to start or restart an actor, its compiling included
 PING_S = 2.0
-MAX_RESTARTS = 10  # of one actor
-
-log = logging.getLogger(__name__)
 
 
 class RayReading:
@@ -57,9 +49,9 @@ class RayEngine:
     def __init__(self, config: Config, plan: ShardPlan, workers: int) -> None:
         self._config = config
         self._plan = plan
-        self._started_here = connect(config, workers)
-        self._groups: list[Any] = []
-        self._make_actors(workers)
+        self._cluster = Cluster(config, workers)
+        self._shards, self._workers = self._cluster.shards, self._cluster.workers
+        self._parts: dict[Any, list[Any]] = {}  # a step's gradients, by the reference to what it tells
         self._refs: dict[Any, Grant | int] = {}  # of a step, or of a worker's start
         self._asked_s = [time.perf_counter()] * workers
         self._inbox: deque[Message] = deque()
@@ -106,7 +98,7 @@ class RayEngine:
     def silent_s(self, worker: int) -> float:
         """0 if the worker's process answers."""
         try:
-            ray.get(self._workers[worker].ping.remote(), timeout=PING_S)
+            ray.get(answer(self._workers[worker]), timeout=PING_S)
         except exceptions.RayError:
             return time.perf_counter() - self._asked_s[worker]
         return 0.0
@@ -115,3 +107,133 @@ class RayEngine:
         if self._reading is None or self._reading[0] != version:
             self._reading = version, RayReading([shard.read.remote(version) for shard in self._shards])
         return self._reading[1]
+
+    def apply(self, update: Update, step: float) -> Applied:
+        skip = self._config.train.on_nonfinite == "skip"
+        self._reading = None
+        return apply_update(update, step, skip, self._prepare, self._commit)
+
+    def norm(self, push: Push) -> float:
+        return prepared_norm([push], self._prepare)
+
+    def forget(self, before: int) -> None:
+        if self._config.server.correction == "delay_compensation":
+            for shard in self._shards:
+                shard.forget.remote(before)
+
+    def save(self, core: dict[str, Any]) -> None:
+        self._saved = core, self._states()
+
+    def state(self, step: int) -> TrainState:
+        params, opt_states = zip(*self._states(), strict=True)
+        cuts = self._plan.cuts
+        trees = [
+            tree_like(self._plan.abstract_opt_state(cut), leaves) for cut, leaves in zip(cuts, opt_states, strict=True)
+        ]
+        opt_state = self._plan.join_opt_state(trees)
+        return owned(TrainState(jnp.int32(step), self._plan.join(params), opt_state), host_device())
+
+    def close(self) -> None:
+        self._cluster.close()
+
+    def _submit(self, grant: Grant) -> Any:
+        """Starts a step on its worker; returns the reference to what it tells."""
+        step = self._workers[grant.worker].step.options(num_returns=1 + len(self._shards))
+        told, *parts = step.remote(grant.sequence, time.perf_counter() - self._origin_s, *grant.reading.refs)
+        self._parts[told] = parts
+        return told
+
+    def _message(self, ref: Any) -> Message | None:
+        """What the end of a step, or of a worker's restart, means."""
+        what = self._refs.pop(ref)
+        parts = self._parts.pop(ref, [])
+        worker = what if isinstance(what, int) else what.worker
+        try:
+            told: Any = ray.get(ref)
+        except exceptions.RayTaskError as error:
+            if isinstance(error.cause, exceptions.RayError):
+                self._restore(error)  # its parameters were lost with a shard
+            return Left(worker, f"{type(error.cause).__name__}: {error.cause}")
+        except exceptions.ActorUnavailableError:
+            return self._restarting(worker, "its process died")
+        except exceptions.RayError as error:
+            return Left(worker, f"{type(error).__name__}: it was restarted {MAX_RESTARTS} times, or cannot be")
+        if isinstance(what, int):
+            return Asks(worker)
+        return self._arrived(what, told, parts)
+
+    def _restarting(self, worker: int, why: str) -> Message:
+        """Ray starts the process again; the worker asks once it is up."""
+        for ref in [ref for ref, each in self._refs.items() if isinstance(each, Grant) and each.worker == worker]:
+            del self._refs[ref], self._parts[ref]
+        self._refs[self._workers[worker].ready.remote()] = worker
+        return Left(worker, why)
+
+    def _arrived(self, grant: Grant, told: dict[str, Any], parts: list[Any]) -> Message:
+        """The step in the driver's clock: what the worker told of it ended now."""
+        now_s = time.perf_counter()
+        spans = Spans(self._asked_s[grant.worker])
+        spans.push_s = now_s - told["push_s"], now_s
+        spans.compute_s = spans.push_s[0] - told["compute_s"], spans.push_s[0]
+        spans.pull_s = spans.compute_s[0] - told["pull_s"], spans.compute_s[0]
+        spans.data_wait_s, spans.target_s = told["data_wait_s"], told["target_s"]
+        self._asked_s[grant.worker] = now_s
+        if told["down"]:
+            self._inbox.append(Asks(grant.worker))
+            return Left(grant.worker, None)
+        payload = Gradient(parts, told["loss"], told["tokens"])
+        return Arrived(grant.worker, grant.sequence, grant.version, payload, spans)
+
+    def _prepare(self, parts: list[list[Any]], tokens: list[float], versions: list[int]) -> Sequence[float]:
+        calls = zip(self._shards, parts, strict=True)
+        return self._on_shards([shard.prepare.remote(tokens, versions, *part) for shard, part in calls])
+
+    def _commit(self, tokens: float, norm: float, step: float, scale: float) -> Sequence[float]:
+        return self._on_shards([shard.commit.remote(tokens, norm, step, scale) for shard in self._shards])
+
+    def _states(self) -> list[Any]:
+        return self._on_shards([shard.state.remote() for shard in self._shards])
+
+    def _load(self, parts: Sequence[Any]) -> None:
+        calls = zip(self._shards, parts, strict=True)
+        self._wait_for([shard.load.remote(params, opt_state) for shard, (params, opt_state) in calls], "load")
+
+    def _on_shards(self, refs: list[Any]) -> list[Any]:
+        """What the shards answer; if one is dead or silent past the deadline, all go back to what was saved."""
+        try:
+            return ray.get(refs, timeout=self._config.server.deadline_s)
+        except exceptions.RayError as error:
+            self._restore(error)
+            raise
+
+    def _restore(self, error: exceptions.RayError) -> None:
+        """Restarts the shards where need be and loads the saved state; raises `ShardsLost`."""
+        cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+        lost = isinstance(cause, exceptions.RayError) or "holds nothing yet" in str(cause)
+        if self._saved is None or not lost:
+            raise JaxdpError(f"a server shard failed: {cause}") from error
+        for shard in self._shards:
+            try:
+                ray.get(answer(shard), timeout=PING_S)
+            except exceptions.GetTimeoutError:
+                ray.kill(shard, no_restart=False)
+            except exceptions.ActorUnavailableError:
+                continue
+            except exceptions.RayError as dead:
+                raise JaxdpError(f"a server shard died and cannot be restarted: {dead}") from error
+        self._reading = None
+        self._wait_for([shard.ready.remote() for shard in self._shards], "restart")
+        self._load(self._saved[1])
+        raise ShardsLost(self._saved[0])
+
+    def _wait_for(self, refs: list[Any], what: str) -> None:
+        try:
+            ray.get(refs, timeout=START_S)
+        except exceptions.GetTimeoutError:
+            raise JaxdpError(f"actors did not {what} within {START_S:g} s; does the cluster have room?") from None
+        except exceptions.RayTaskError as error:
+            if isinstance(error.cause, JaxdpError):
+                raise error.cause from error
+            raise JaxdpError(f"an actor failed to {what}: {error.cause}") from error
+        except exceptions.RayError as error:
+            raise JaxdpError(f"actors did not {what}: {error}") from error

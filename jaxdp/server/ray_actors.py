@@ -111,9 +111,6 @@ class WorkerActor:
         }
         return (told, *gradient.parts)
 
-    def ping(self) -> int:
-        return self._index
-
     def _rows(self, sequence: int) -> Any:
         return self._data.rows(sequence, self._index * self._count, self._count)
 

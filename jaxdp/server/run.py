@@ -18,7 +18,7 @@ from jaxdp.records import StepRecord, Window
 from jaxdp.server.arrays import host_device
 from jaxdp.server.core import Server
 from jaxdp.server.loop import Loop, Record
-from jaxdp.server.messages import Rows
+from jaxdp.server.messages import Engine, Rows
 from jaxdp.server.policy import policy_of
 from jaxdp.server.shard_plan import ShardPlan
 from jaxdp.server.shards import LocalShards
@@ -50,8 +50,11 @@ class ServerRun:
         self.policy = policy_of(config.server)
         if config.server.pipeline and self.policy.lockstep:
             raise BadInput(f"server.pipeline: policy {config.server.policy!r} leaves no step to prefetch")
-        groups = devices_of(config, devices)
-        self.workers = len(groups)
+        self.on_ray = config.server.engine == "ray"
+        if self.on_ray and config.server.workers is None:
+            raise BadInput("server.workers: a cluster needs to be told how many (--workers N)")
+        groups = [[devices[0]]] if self.on_ray else devices_of(config, devices)
+        self.workers = config.server.workers or len(groups)
         self.delays = delay_models.parse(config.stragglers, config.train.seed, "stragglers")
         self.delays.check(self.workers)
         if config.server.pipeline and self.delays.failing:
@@ -64,10 +67,18 @@ class ServerRun:
         self.compile_s = 0.0
         self._spans = spans
         self._loop: Loop | None = None
+        self._cluster: Any = None
 
     def compile(self) -> None:
-        """Compiles every worker's gradient ahead of time, for its devices and the shapes of its rows."""
+        """Compiles every worker's gradient ahead of time, for its devices and the shapes of its rows.
+
+        On a cluster this starts the actors, which do the same.
+        """
         started = time.perf_counter()
+        if self.on_ray:
+            self._cluster = _ray_engine(self.config, self.plan, self.workers)
+            self.compile_s = time.perf_counter() - started
+            return
         batch = self.rows(0, 0)
         with ThreadPoolExecutor(len(self.members)) as pool:
             list(pool.map(lambda member: member.compile(batch), self.members))
@@ -80,17 +91,24 @@ class ServerRun:
         same; else every worker takes up the state's step.
         """
         state = self.initial_state() if state is None else state
+        core = self._core(int(state.step), server)
+        self._loop = Loop(self.config, core, self._engine(state), spans=self._spans)
+
+    def _engine(self, state: TrainState) -> Engine:
+        if self.on_ray:
+            cluster = self._cluster or _ray_engine(self.config, self.plan, self.workers)
+            cluster.load(state)
+            return cluster
+        server = self.config.server
         host = LocalShards(
             self.plan,
             state,
-            keep_pulled=self.config.server.correction == "delay_compensation",
-            compensation=self.config.server.compensation,
+            keep_pulled=server.correction == "delay_compensation",
+            compensation=server.compensation,
             skip_nonfinite=self.config.train.on_nonfinite == "skip",
         )
         host.warm_up(self.policy.needed(self.workers))
-        core = self._core(int(state.step), server)
-        engine = ThreadsEngine(self.members, host, self.rows, self.delays, pipeline=self.config.server.pipeline)
-        self._loop = Loop(self.config, core, engine, spans=self._spans)
+        return ThreadsEngine(self.members, host, self.rows, self.delays, pipeline=server.pipeline)
 
     @property
     def loop(self) -> Loop:
@@ -162,8 +180,9 @@ class ServerRun:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree)
 
     def close(self) -> None:
-        if self._loop is not None:
-            self._loop.engine.close()
+        engine = self._cluster if self._loop is None else self._loop.engine
+        if engine is not None:
+            engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -178,3 +197,11 @@ class ServerRun:
         sequences = [[worker, step] for worker in range(self.workers)]
         state = {**counters, "applied": step * self.workers, "dropped": 0, "duplicates": 0, "lost_versions": 0}
         return Server.restore(self.policy, {**state, "sequences": sequences}, self.config.server.correction)
+
+
+def _ray_engine(config: Config, plan: ShardPlan, workers: int) -> Any:
+    try:
+        from jaxdp.server.ray import RayEngine  # Ray takes seconds to import and may not be installed
+    except ImportError:
+        raise BadInput("server.engine: ray is not installed; pip install jaxdp[ray]") from None
+    return RayEngine(config, plan, workers)

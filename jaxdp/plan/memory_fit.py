@@ -1,0 +1,30 @@
+"""The coefficients of `plan.memory`, as fitted by `benchmarks/memory_model.py --fit` (CPU)."""
+
+from typing import NamedTuple
+
+
+class Fit(NamedTuple):
+    """Multiples of the sizes in `memory.Parts`. `saved` counts a layer, `working` once; both by kind of activation."""
+
+    saved: tuple[float, ...]
+    working: tuple[float, ...]
+    block_gradients: float
+    block_whole: float
+    block_gathered: float
+    outer_backward: float
+    loss_width: float
+    logits: float
+    outer_loss: float
+    loss_gradients: float
+    outer_gathered: float
+    accumulated: float
+
+
+# Without a compiler to fit to: what each policy saves by its definition, after Korthikanti et al. (arXiv 2205.05198),
+# with an attention kernel that keeps no scores.
+_SAVED = {"none": (5, 1, 2, 4, 0, 0), "dots": (3, 1, 1, 2, 0, 0), "block": (1, 0, 0, 0, 0, 0)}
+_WORKING = {"none": (4, 2, 2, 4, 0, 0), "dots": (7, 2, 3, 6, 0, 0), "block": (9, 3, 4, 8, 0, 0)}
+_BY_DEFINITION = {
+    remat: Fit(_SAVED[remat], _WORKING[remat], 1, 1, 0.5, 1, 3, 2, 1, 1, 0.5, 1) for remat in ("none", "dots", "block")
+}
+FITTED: dict[str, dict[str, Fit]] = {"cpu": _BY_DEFINITION, "gpu": _BY_DEFINITION, "tpu": _BY_DEFINITION}

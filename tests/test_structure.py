@@ -1,0 +1,93 @@
+"""The layers hold: imports point down, and what must answer at once loads no JAX."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# What each room may import, besides itself. `jaxdp` stands for its top-level modules.
+TOP = {"config", "records", "delays", "delay_spec", "draws", "errors", "units", "strict_json", "timeline", "cache"}
+BELOW = {
+    "learn": set(),
+    "mesh": {"learn"},
+    "server": {"learn", "mesh"},
+    "plan": {"learn", "mesh"},
+    "run": {"learn", "mesh", "server", "plan"},
+    "report": {"learn", "plan"},
+}
+NO_JAX = [
+    "sims",
+    "cli.main",
+    "jaxdp.config",
+    "jaxdp.delays",
+    "jaxdp.learn.shapes",
+    "jaxdp.learn.corpora",
+    "jaxdp.mesh.rules",
+    "jaxdp.mesh.collectives",
+    "jaxdp.plan.advise",
+    "jaxdp.plan.cost",
+    "jaxdp.plan.hardware",
+    "jaxdp.plan.preflight",
+    "jaxdp.server.core",
+    "jaxdp.server.policy",
+    "jaxdp.run.folder",
+    "jaxdp.run.manifest",
+    "jaxdp.run.stop",
+    "sims.results",
+    "sims.server",
+    "sims.barrier",
+]
+HEAVY = ["jax", "flax", "optax", "grain", "orbax", "scipy", "matplotlib", "ray"]
+
+
+def modules(package: str) -> Iterator[Path]:
+    return (path for path in sorted((ROOT / package).rglob("*.py")) if "configs" not in path.parts)
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_jaxdp_knows_neither_sims_nor_cli() -> None:
+    for path in modules("jaxdp"):
+        assert not {name for name in imports(path) if name.split(".")[0] in ("sims", "cli")}, path
+    for path in modules("sims"):
+        assert not {name for name in imports(path) if name.split(".")[0] == "cli"}, path
+
+
+@pytest.mark.parametrize("room", BELOW)
+def test_a_room_imports_only_what_lies_below(room: str) -> None:
+    for path in modules(f"jaxdp/{room}"):
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "jaxdp" and len(parts) > 1:
+                assert parts[1] in {room, *BELOW[room], *TOP}, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_top_level_modules_import_no_room() -> None:
+    for name in TOP:
+        for other in imports(ROOT / "jaxdp" / f"{name}.py"):
+            parts = other.split(".")
+            assert parts[0] != "jaxdp" or len(parts) == 1 or parts[1] in TOP, f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("module", NO_JAX)
+def test_what_must_answer_at_once_loads_nothing_heavy(module: str) -> None:
+    code = f"import {module}, sys; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_shipped_configs_are_those_of_the_top_level() -> None:
+    assert (ROOT / "jaxdp" / "configs").resolve() == ROOT / "configs"
