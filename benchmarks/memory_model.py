@@ -144,8 +144,8 @@ def flatten(fit: Fit) -> np.ndarray:
 
 
 def unflatten(values: np.ndarray) -> Fit:
-    saved, working, rest = values[:KINDS].tolist(), values[KINDS : 2 * KINDS].tolist(), values[2 * KINDS :].tolist()
-    return Fit(tuple(saved), tuple(working), *rest)
+    saved, mlp, attention = (tuple(part.tolist()) for part in values[: 3 * KINDS].reshape(3, KINDS))
+    return Fit(saved, mlp, attention, *values[3 * KINDS :].tolist())
 
 
 def fit(rows: Sequence[Row], remat: str) -> Fit:

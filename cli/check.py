@@ -71,12 +71,12 @@ def check(
 
         if len(counts) > 1:
             raise BadInput(f"--devices {devices}: --compile takes one number of devices")
-    memory = _memory_bytes(hardware)
+    memory, platform = _memory_and_platform(hardware)
     chosen = configs[0]
     found = []
     for each in configs:
         for count in counts:
-            report = preflight(each, count, hosts, memory)
+            report = preflight(each, count, hosts, memory, platform=platform)
             if (topology is not None or compile_) and report.ok:
                 report = compiled_check(each, report, hosts, topology, memory)
             found.append((each, report))
@@ -114,9 +114,10 @@ def _counts(text: str | None) -> list[int]:
     return list(range(low, high + 1))
 
 
-def _memory_bytes(hardware: str | None) -> int | None:
+def _memory_and_platform(hardware: str | None) -> tuple[int | None, str | None]:
     if hardware is None:
-        return None
+        return None, None
     from jaxdp.plan.hardware import load_hardware
 
-    return load_hardware(hardware).memory_bytes
+    machine = load_hardware(hardware)
+    return machine.memory_bytes, machine.groups[0].platform

@@ -69,6 +69,13 @@ def sim(
     compute_s: Annotated[
         str | None, typer.Option("--compute-s", metavar="S[,S...]", help="Seconds of a worker's step, or one for each.")
     ] = None,
+    hardware: Annotated[
+        str | None, typer.Option("--hardware", metavar="PRESET|FILE", help="Times by the cost model, such as h100x8.")
+    ] = None,
+    hosts: Annotated[int | None, typer.Option("--hosts", help="Hosts of the hardware.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="FOLDER", help="Compute time from a measured run's steps.")
+    ] = None,
     delays: Annotated[
         str | None,
         typer.Option("--delays", metavar="SPEC", help='Such as "lognormal(sigma=0.2),link(factor=4,worker=0)".'),
@@ -96,7 +103,7 @@ def sim(
         bool, typer.Option("--gradients", help="Train for real; only time is simulated. Imports JAX.")
     ] = False,
     train: Annotated[
-        str | None, typer.Option("--train", metavar="FILE_OR_NAME", help="What --gradients trains (default nano).")
+        str | None, typer.Option("--train", metavar="FILE_OR_NAME", help="Config for --gradients, --hardware (nano).")
     ] = None,
     learning_rates: Annotated[
         str | None, typer.Option("--learning-rates", metavar="X[,X...]", help="Common grid; the best is kept for each.")
@@ -135,6 +142,9 @@ def sim(
         "workers": workers,
         "steps": steps,
         "compute_s": _one_or_many(_numbers("--compute-s", compute_s)),
+        "hardware": hardware,
+        "hosts": hosts,
+        "run": run,
         "delays": delays,
         "seeds": seeds,
         "seed": seed,
@@ -163,8 +173,8 @@ def sim(
     if print_config:
         typer.echo(setting.to_toml(case), nl=False)
         return
-    if not gradients and (train or learning_rates or until_loss is not None):
-        raise BadInput("--train, --learning-rates, --until-loss: belong to --gradients; add it")
+    if not gradients and (learning_rates or until_loss is not None):
+        raise BadInput("--learning-rates, --until-loss: belong to --gradients; add it")
     _simulate(case, name or config or "sim", gradients, trace, run_dir, overwrite, json_, quiet)
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from jaxdp.config import SHIPPED, Count, Natural, Section, parse_override, read_toml
 from jaxdp.delays import Delays, parse
 from jaxdp.errors import BadInput
+from sims import sources
 from sims.strategy import Strategy, give_options
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -23,8 +24,10 @@ LearningRate = Annotated[float, Field(gt=0, lt=1e6)]
 class Setting(Section):
     """A simulation. Times are 0 and bandwidths infinite unless given; gigabits and bytes are decimal.
 
-    A step is one global batch: n workers' gradients, whatever the strategy. `train` (a training config),
-    `learning_rates` (the grid, by default the config's one) and `until_loss` belong to real gradients.
+    A step is one global batch: n workers' gradients, whatever the strategy. Compute times and
+    the network can come from the cost model (`hardware`: a preset or file, for the config `train`) or from the
+    folder of a measured `run`; what is given beside wins. `learning_rates` (a grid, by default the config's
+    rate) and `until_loss` belong to real gradients.
     """
 
     workers: Count = 8
@@ -41,6 +44,9 @@ class Setting(Section):
     message_bytes: Natural = 0
     queue: Literal["fifo", "shared"] = "fifo"
     tokens_per_step: Count = 1024
+    hardware: str | None = None
+    hosts: Count | None = None
+    run: str | None = None
     train: str = "nano"
     learning_rates: tuple[LearningRate, ...] = ()
     until_loss: Seconds | None = None
@@ -91,12 +97,30 @@ def load(
     for override in overrides:
         values |= parse_override(override)
     values |= flags
+    values = _derived(values) | values
     if names:
         values["strategies"] = [{"name": name} for name in names]
     if options:
         strategies = values.get("strategies", [{"name": "ddp"}, {"name": "ps"}])
         values["strategies"] = give_options(strategies, options)
     return build(values)
+
+
+def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the cost model or a measured run has to say."""
+    hardware, run = values.get("hardware"), values.get("run")
+    if hardware and run:
+        raise BadInput("run: compute times come from hardware too; give only one of them")
+    if values.get("hosts") and not hardware:
+        raise BadInput("hosts: is a count of the hardware's hosts; give hardware too")
+    if run:
+        return sources.from_run(str(run))
+    if not hardware:
+        return {}
+    found = sources.from_hardware(str(hardware), values.get("hosts"), str(values.get("train", "nano")))
+    if values.get("workers", found["workers"]) != found["workers"]:
+        raise BadInput(f"workers: {hardware} has {found['workers']} devices, not {values['workers']}; leave it out")
+    return found
 
 
 def build(values: Mapping[str, Any]) -> Setting:

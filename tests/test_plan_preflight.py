@@ -135,7 +135,7 @@ def test_five_largest_replicated_leaves_are_named_largest_first():
 
 
 def test_memory_is_refused_only_above_the_devices():
-    needed = preflight(config("ddp"), 4).memory_bytes
+    needed = preflight(config("ddp"), 4, platform="gpu").memory_bytes
     assert needed is not None
     assert "memory" not in names(preflight(config("ddp"), 4, memory_bytes=needed))
     with pytest.raises(Refused, match="memory"):

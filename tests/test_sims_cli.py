@@ -117,6 +117,10 @@ REFUSALS = {
     ("replay", "nowhere.csv"): "nowhere.csv",
     ("straggler", "file.csv"): "only `jaxdp sim replay` takes a file",
     ("--until-loss", "2", "--compute-s", "1"): "belong to --gradients",
+    ("--hardware", "h1000x8"): "no such preset",
+    ("--hardware", "h100x8", "--workers", "4"): "has 8 devices",
+    ("--hosts", "2", "--compute-s", "1"): "give hardware too",
+    ("--run", "nowhere"): "found none",
     ("--gradients", "--strategy", "local_sgd", "--period", "2", "--compute-s", "1"): "no real training",
 }
 
@@ -221,3 +225,24 @@ heavy = {"jax", "jaxlib", "flax", "optax", "scipy", "matplotlib", "orbax", "grai
 assert not heavy, heavy
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_compute_times_come_from_the_cost_model() -> None:
+    ddp, fsdp = results(
+        "--hardware", "h100x8", "--hosts", 2, "--train", "small", "--strategy", "ddp,fsdp", "--steps", 5
+    )
+    assert ddp["workers"] == 16
+    assert ddp["slowdown"] > 1  # communication takes its time
+    assert fsdp["virtual_time_s"] > ddp["virtual_time_s"]
+    (slower,) = results(*two_hosts, "--strategy", "ddp", "--nic-gbps", 1)
+    assert slower["virtual_time_s"] > 10 * ddp["virtual_time_s"]
+
+
+def test_compute_times_come_from_a_measured_run(tmp_path: Path) -> None:
+    steps = tmp_path / "steps.jsonl"
+    steps.write_text("".join(json.dumps({"step": k, "step_time_s": s}) + "\n" for k, s in enumerate([9, 0.5, 0.25])))
+    for given in (tmp_path, steps):
+        (row,) = results("--run", given, "--strategy", "ddp", "--steps", 10)
+        assert row["virtual_time_s"] == pytest.approx(5)
+    steps.write_text("{}")
+    assert "step_time_s" in refusal("--run", tmp_path)

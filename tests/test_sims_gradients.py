@@ -66,8 +66,8 @@ def losses(points: tuple[Point, ...]) -> list[float]:
     "strategy",
     [
         Strategy(name="ps", policy="sync"),
-        Strategy(name="ps", policy="ssp", bound=0, server_shards=3),
-        Strategy(name="ps", policy="backup", backups=0),
+        pytest.param(Strategy(name="ps", policy="ssp", bound=0, server_shards=3), marks=pytest.mark.slow),
+        pytest.param(Strategy(name="ps", policy="backup", backups=0), marks=pytest.mark.slow),
     ],
     ids=lambda strategy: strategy.label,
 )
@@ -84,6 +84,7 @@ def test_the_same_seed_trains_the_same_to_the_bit(shop: Workshop, free: tuple[Ou
     assert train(shop, ASYNC)[1] == free[1]
 
 
+@pytest.mark.slow
 def test_a_worker_alone_trains_like_ddp(shop: Workshop) -> None:
     alone = Workshop(shop.setting.model_copy(update={"workers": 1}), 0)
     np.testing.assert_allclose(losses(train(alone, ASYNC)[1]), losses(train(alone, DDP)[1]), rtol=1e-5)
@@ -134,6 +135,7 @@ def test_the_grid_keeps_the_rate_that_ends_lowest(shop: Workshop) -> None:
     assert training.ends[0.01] < training.ends[1e-5]
 
 
+@pytest.mark.slow
 def test_the_learning_rate_of_the_grid_reaches_the_mesh_step(shop: Workshop, ddp: tuple[Point, ...]) -> None:
     _, hardly = train(shop, DDP, learning_rate=1e-6)
     assert losses(hardly)[0] == losses(ddp)[0]

@@ -47,9 +47,7 @@ def xla_attention(q_BxTxHxK: jax.Array, k_BxTxGxK: jax.Array, v_BxTxGxK: jax.Arr
 
 def cudnn_attention(q_BxTxHxK: jax.Array, k_BxTxGxK: jax.Array, v_BxTxGxK: jax.Array) -> jax.Array:
     """Flash attention of NVIDIA's cuDNN (bfloat16 or float16 only)."""
-    return jax.nn.dot_product_attention(
-        q_BxTxHxK, k_BxTxGxK, v_BxTxGxK, is_causal=True, implementation="cudnn"
-    )
+    return jax.nn.dot_product_attention(q_BxTxHxK, k_BxTxGxK, v_BxTxGxK, is_causal=True, implementation="cudnn")
 
 
 def blocked_attention(q_BxTxHxK: jax.Array, k_BxTxGxK: jax.Array, v_BxTxGxK: jax.Array) -> jax.Array:

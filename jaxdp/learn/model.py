@@ -16,7 +16,7 @@ from flax import nnx
 
 from jaxdp.config import ModelConfig
 from jaxdp.learn import shapes
-from jaxdp.learn.attention import Attention, rotary
+from jaxdp.learn.attention import SAVED_NAME, Attention, rotary
 from jaxdp.learn.task import Batch, Fetch, Params
 
 Remat = Literal["none", "dots", "block"]
@@ -163,27 +163,43 @@ def _initial(name: str, shape: tuple[int, ...], model: ModelConfig, rngs: nnx.Rn
 
 
 # Saving what a fetch makes would keep every full parameter alive from the forward to the backward pass,
-# and "fully sharded" would be so in name only: no policy may. A fetch casts, gathers and marks as varying.
+# and "fully sharded" would be so in name only. So no policy saves the results of what a fetch is made of:
+# casts, collectives, marks of varying values and mere views of an array.
 _NEVER_SAVED = {
     "all_gather",
     "all_gather_invariant",
-    "broadcast_in_dim",
+    "cond",
     "convert_element_type",
-    "custom_vjp_call",
-    "name",
+    "dynamic_slice",
+    "optimization_barrier",
     "pcast",
-    "pvary",
     "psum",
     "psum_invariant",
+    "pvary",
+    "reshape",
+    "slice",
+    "squeeze",
 }
 
 
-def _save_all(primitive: Any, *_: Any, **__: Any) -> bool:
+def _saves_attention(primitive: Any, *_: Any, **params: Any) -> bool:
+    named = primitive.name == "name" and params["name"] == SAVED_NAME
+    return named or primitive.name.startswith("dot_product_attention_fwd")
+
+
+def _save_all(primitive: Any, *avals: Any, **params: Any) -> bool:
+    if primitive.name == "name":
+        return _saves_attention(primitive, *avals, **params)
     return primitive.name not in _NEVER_SAVED
+
+
+def _save_products(primitive: Any, *avals: Any, **params: Any) -> bool:
+    products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *avals, **params)
+    return bool(products) or _saves_attention(primitive, *avals, **params)
 
 
 _POLICIES: dict[str, Callable[..., Any]] = {
     "none": _save_all,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": _save_products,
     "block": jax.checkpoint_policies.nothing_saveable,
 }

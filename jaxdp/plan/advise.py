@@ -1,5 +1,6 @@
 """Which strategy to take on a cluster: every one evaluated, one recommended, with the reason and its limits."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ from jaxdp.learn.shapes import count
 from jaxdp.plan.claims import claims
 from jaxdp.plan.evaluate import USABLE, Row, evaluate, possible
 from jaxdp.plan.hardware import Hardware
+from jaxdp.plan.memory import state_bytes_per_parameter
 from jaxdp.plan.tradeoffs import (
     Crossover,
     communication_budget,
@@ -69,7 +71,7 @@ def advise(config: Config, hardware: Hardware, delays: "Delays | None" = None) -
     rows = [evaluate(config, hardware, name, delays) for name in names]
     if delays or _uneven(hardware):
         rows.append(evaluate(config, hardware, "ddp", delays, proportional=True))
-    recommendation, reason = _recommend(rows)
+    recommendation, reason = _recommend(rows, config)
     crossovers = size_crossovers(config, hardware)
     synchronous = _best_synchronous(rows)
     if "ps" in names and synchronous:
@@ -104,16 +106,12 @@ def _best_synchronous(rows: list[Row]) -> Row | None:
     return min(close, key=lambda row: SIMPLEST_FIRST.index(row.strategy))
 
 
-def _recommend(rows: list[Row]) -> tuple[str | None, str]:
+def _recommend(rows: list[Row], config: Config) -> tuple[str | None, str]:
     by_name = {row.strategy: row for row in rows}
     best, server = _best_synchronous(rows), by_name.get("ps")
     server = server if server and server.fits else None
     if best is None and server is None:
-        least = min(rows, key=lambda row: row.memory.total)
-        return None, (
-            f"nothing fits: even {least.strategy} needs {bytes_text(least.memory.total)} a device of"
-            f" {bytes_text(least.usable_bytes)} usable; add devices, shorten the context, or set train.remat=block"
-        )
+        return None, _nothing_fits(rows, config)
     if best is None or (server and server.tokens_per_second > SERVER_GAIN * best.tokens_per_second):
         assert server is not None
         return "ps", _server_reason(server, best, rows)
@@ -130,6 +128,17 @@ def _recommend(rows: list[Row]) -> tuple[str | None, str]:
     micro = f", with {best.accumulation} microbatches" if best.accumulation > 1 else ""
     fit = f"{best.strategy} fits with {bytes_text(best.memory.total)}{micro}"
     return best.strategy, f"{reason}; {fit}; {best.bottleneck}{_rival(best, rows)}"
+
+
+def _nothing_fits(rows: list[Row], config: Config) -> str:
+    least = min(rows, key=lambda row: row.memory.total)
+    whole = count(config.model) * state_bytes_per_parameter((), 1)
+    devices = math.ceil(whole / least.usable_bytes)
+    return (
+        f"nothing fits: even {least.strategy} needs {bytes_text(least.memory.total)} a device of"
+        f" {bytes_text(least.usable_bytes)} usable; FSDP's state alone takes {devices} such devices,"
+        " activations come on top: add devices, shorten the context, or set train.remat=block"
+    )
 
 
 def _rival(best: Row, rows: list[Row]) -> str:

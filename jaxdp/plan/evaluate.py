@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdp.config import Config
 from jaxdp.mesh.rules import shard_group
+from jaxdp.plan.compute import compute_dtype
 from jaxdp.plan.cost import StepCost, mesh_cost
 from jaxdp.plan.hardware import Hardware
 from jaxdp.plan.memory import Memory, memory
@@ -114,11 +115,17 @@ def _fitting(config: Config, hardware: Hardware, usable: int) -> tuple[Config, M
     for parts in (k for k in range(first, each + 1) if each % k == 0 and k % first == 0):
         train = config.train.model_copy(update={"accumulation": parts})
         config = config.model_copy(update={"train": train})
-        needed = memory(config, hardware.devices, hardware.hosts, hardware.compute_dtype)
+        needed = hardware_memory(config, hardware)
         if needed.total <= usable:
             break
     assert needed is not None
     return config, needed
+
+
+def hardware_memory(config: Config, hardware: Hardware) -> Memory:
+    """What the step needs on each device of a cluster."""
+    group = hardware.groups[0]
+    return memory(config, hardware.devices, hardware.hosts, compute_dtype(config, group), group.platform)
 
 
 def _too_large(needed: Memory, usable: int) -> str:

@@ -48,6 +48,13 @@ class HostGroup:
     def total_devices(self) -> int:
         return self.count * self.devices
 
+    @property
+    def platform(self) -> str:
+        """As JAX names it, by which the memory model picks its coefficients."""
+        if self.name.lower().startswith("tpu"):
+            return "tpu"
+        return "cpu" if self.compute_dtype == "float32" else "gpu"
+
     def matmul_flops(self, dtype: str) -> float:
         """FLOP/s that a large matrix product reaches: a GPU's tensor cores do float32 (TF32) at half the rate."""
         narrow = self.compute_dtype == "bfloat16" and dtype == "float32"
@@ -76,10 +83,6 @@ class Hardware:
     @property
     def devices_per_host(self) -> int:
         return min(group.devices for group in self.groups)
-
-    @property
-    def compute_dtype(self) -> str:
-        return self.groups[0].compute_dtype
 
 
 def preset(name: str) -> HostGroup:

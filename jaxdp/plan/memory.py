@@ -1,9 +1,9 @@
 """Bytes that one device holds during a training step, from shapes and rules alone.
 
-What lives from step to step follows from the rules exactly. What lives only inside a step is the larger of two
-moments: when the loss is taken (logits) and when a block goes backward (its working set, all gradients), each
-on top of what the forward pass saved. Their coefficients are fitted to the compiler's own bytes, one set a
-remat policy; `benchmarks/memory_model.py` fits them and reports the error on other configurations.
+What lives from step to step follows from the rules exactly. What lives only inside a step is the largest of three
+moments, each on top of what the forward pass saved: when the loss is taken (logits), when a block's MLP and when
+its attention goes backward (working set and all gradients). The coefficients are fitted to the compiler's own
+bytes, one set a remat policy; `benchmarks/memory_model.py` fits them and reports the error on other configurations.
 """
 
 from collections.abc import Collection
@@ -94,10 +94,10 @@ def fit(config: Config, platform: str) -> Fit:
 
 
 def temporaries(of: Parts, fit: Fit) -> float:
-    """The larger of the two moments."""
+    """The largest of the three moments."""
     saved = of.layers * _dot(fit.saved, of.layer)
     backward = (
-        _dot(fit.working, of.layer)
+        max(_dot(fit.mlp, of.layer), _dot(fit.attention, of.layer))
         + fit.block_gradients * of.block_gradients
         + fit.block_whole * of.block_whole
         + fit.block_gathered * of.block_gathered

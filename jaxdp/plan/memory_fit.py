@@ -4,10 +4,11 @@ from typing import NamedTuple
 
 
 class Fit(NamedTuple):
-    """Multiples of the sizes in `memory.Parts`. `saved` counts a layer, `working` once; both by kind of activation."""
+    """Multiples of the sizes in `memory.Parts`; tuples go by kind of activation, `saved` counts for every layer."""
 
     saved: tuple[float, ...]
-    working: tuple[float, ...]
+    mlp: tuple[float, ...]
+    attention: tuple[float, ...]
     block_gradients: float
     block_whole: float
     block_gathered: float
@@ -23,8 +24,10 @@ class Fit(NamedTuple):
 # Without a compiler to fit to: what each policy saves by its definition, after Korthikanti et al. (arXiv 2205.05198),
 # with an attention kernel that keeps no scores.
 _SAVED = {"none": (5, 1, 2, 4, 0, 0), "dots": (3, 1, 1, 2, 0, 0), "block": (1, 0, 0, 0, 0, 0)}
-_WORKING = {"none": (4, 2, 2, 4, 0, 0), "dots": (7, 2, 3, 6, 0, 0), "block": (9, 3, 4, 8, 0, 0)}
+_MLP = {"none": (4, 0, 2, 4, 0, 0), "dots": (7, 1, 3, 6, 0, 0), "block": (9, 2, 4, 8, 0, 0)}
+_ATTENTION = {"none": (4, 2, 0, 0, 0, 0), "dots": (7, 3, 0, 0, 0, 0), "block": (9, 4, 0, 0, 0, 0)}
 _BY_DEFINITION = {
-    remat: Fit(_SAVED[remat], _WORKING[remat], 1, 1, 0.5, 1, 3, 2, 1, 1, 0.5, 1) for remat in ("none", "dots", "block")
+    remat: Fit(_SAVED[remat], _MLP[remat], _ATTENTION[remat], 1, 1, 0.5, 1, 3, 2, 1, 1, 0.5, 1)
+    for remat in ("none", "dots", "block")
 }
 FITTED: dict[str, dict[str, Fit]] = {"cpu": _BY_DEFINITION, "gpu": _BY_DEFINITION, "tpu": _BY_DEFINITION}

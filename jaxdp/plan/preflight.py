@@ -54,14 +54,19 @@ def preflight(
     hosts: int = 1,
     memory_bytes: int | None = None,
     rule: ShardRule | None = None,
+    platform: str | None = None,
 ) -> Report:
-    """Checks the config's strategy, or another `rule`, on `devices` that have `memory_bytes` each (None: unknown)."""
+    """Checks the config's strategy, or another `rule`, on `devices` that have `memory_bytes` each (None: unknown).
+
+    Without a `platform` ("cpu", "gpu", "tpu") devices whose memory is known are GPUs, others CPUs.
+    """
     if devices < 1 or hosts < 1:
         raise BadInput(f"devices {devices}, hosts {hosts}: at least 1 of each is needed")
     if group := checks.group_undivided(config, devices, hosts):
         return Report(devices, (group,), (), None)
     placed = shards(config, devices, hosts, rule)
-    needed = memory(config, devices, hosts).total
+    platform = platform or ("cpu" if memory_bytes is None else "gpu")
+    needed = memory(config, devices, hosts, platform=platform).total
     findings = (
         *checks.batch(config, devices),
         *checks.blocks(config, devices),

@@ -9,9 +9,8 @@ from jaxdp.learn.shapes import count
 from jaxdp.mesh.collectives import GRADIENT_BYTES
 from jaxdp.plan.compute import compute_dtype
 from jaxdp.plan.cost import mesh_cost
-from jaxdp.plan.evaluate import Row, evaluate, scaled_links, with_strategy
+from jaxdp.plan.evaluate import Row, evaluate, hardware_memory, scaled_links, with_strategy
 from jaxdp.plan.hardware import Hardware
-from jaxdp.plan.memory import memory
 from jaxdp.plan.traffic import tokens_for_balance
 
 STEPS = [2 ** (step / 4) for step in range(-16, 17)]  # factors from 1/16 to 16
@@ -180,7 +179,7 @@ def exchange_rates(config: Config, hardware: Hardware) -> list[dict[str, Any]]:
 
 def _exchange(name: str, config: Config, hardware: Hardware) -> dict[str, Any]:
     fsdp, ddp = with_strategy(config, "fsdp"), with_strategy(config, "ddp")
-    held = [memory(c, hardware.devices, hardware.hosts, hardware.compute_dtype).total for c in (ddp, fsdp)]
+    held = [hardware_memory(c, hardware).total for c in (ddp, fsdp)]
     cost, silent = mesh_cost(fsdp, hardware), mesh_cost(fsdp, _unhidden(hardware))
     share = cost.exposed_communication_s / silent.exposed_communication_s if silent.exposed_communication_s else 0
     tokens = config.train.global_batch * config.model.context / hardware.devices

@@ -126,11 +126,8 @@ class RayEngine:
 
     def state(self, step: int) -> TrainState:
         params, opt_states = zip(*self._states(), strict=True)
-        cuts = self._plan.cuts
-        trees = [
-            tree_like(self._plan.abstract_opt_state(cut), leaves) for cut, leaves in zip(cuts, opt_states, strict=True)
-        ]
-        opt_state = self._plan.join_opt_state(trees)
+        like = [self._plan.abstract_opt_state(cut) for cut in self._plan.cuts]
+        opt_state = self._plan.join_opt_state([tree_like(*pair) for pair in zip(like, opt_states, strict=True)])
         return owned(TrainState(jnp.int32(step), self._plan.join(params), opt_state), host_device())
 
     def close(self) -> None:

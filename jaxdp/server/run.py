@@ -67,7 +67,7 @@ class ServerRun:
         self.compile_s = 0.0
         self._spans = spans
         self._loop: Loop | None = None
-        self._cluster: Any = None
+        self._cluster: Any = None  # a RayEngine
 
     def compile(self) -> None:
         """Compiles every worker's gradient ahead of time, for its devices and the shapes of its rows.
@@ -96,9 +96,9 @@ class ServerRun:
 
     def _engine(self, state: TrainState) -> Engine:
         if self.on_ray:
-            cluster = self._cluster or _ray_engine(self.config, self.plan, self.workers)
-            cluster.load(state)
-            return cluster
+            self._cluster = self._cluster or _ray_engine(self.config, self.plan, self.workers)
+            self._cluster.load(state)
+            return self._cluster
         server = self.config.server
         host = LocalShards(
             self.plan,
