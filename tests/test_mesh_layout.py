@@ -1,6 +1,8 @@
 """Where the state lies: bytes a device, optimizer leaves beside their parameters, and the devices of a mesh."""
 
 import functools
+import subprocess
+import sys
 
 import pytest
 
@@ -83,3 +85,13 @@ def test_more_devices_than_there_are_is_refused() -> None:
 )
 def test_peaks_are_known_or_none(kind: str, peak: float | None) -> None:
     assert peak_flops(kind) == peak
+
+
+def test_the_overlap_flags_are_known_to_this_xla() -> None:
+    """XLA ends the process at a flag it doesn't know."""
+    code = (
+        "from jaxdp.mesh.devices import GPU_XLA_FLAGS, use_gpu_flags; import os; os.environ.pop('JAX_PLATFORMS');"
+        "assert use_gpu_flags(True) == GPU_XLA_FLAGS and use_gpu_flags(True) == () and use_gpu_flags(False) == ();"
+        "os.environ['JAX_PLATFORMS'] = 'cpu'; import jax; assert jax.devices()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

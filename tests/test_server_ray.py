@@ -38,7 +38,7 @@ def config(**server: Any) -> Config:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def cluster() -> Iterator[None]:
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
@@ -79,21 +79,89 @@ def test_sync_on_a_cluster_equals_sync_on_threads() -> None:
         assert summary["bytes_pushed"] == 10 * on_ray.plan.bytes
 
 
+def serve_until(run: ServerRun, done: Any, seconds: float = 120) -> list[Any]:
+    """Serves steps until `done(records)`."""
+    records, end = [], time.monotonic() + seconds
+    while not done(records):
+        assert time.monotonic() < end, "it never came"
+        records += run.window(1).records
+    return records
+
+
+def assert_accounted_for(run: ServerRun, records: list[Any]) -> None:
+    """Every push that was applied was applied once, none of a worker's was left out, and versions only rise."""
+    assert len(set(applied(records))) == len(applied(records)) == run.loop.core.applied
+    for worker in range(run.workers):
+        sequences = [sequence for w, sequence in applied(records) if w == worker]
+        assert sequences == list(range(len(sequences)))
+    tokens = [record.tokens for record in records if record.applied]
+    assert tokens == sorted(set(tokens))
+
+
 def test_a_killed_worker_comes_back_and_every_push_is_accounted_for() -> None:
     with server_run(config()) as run:
         run.start()
-        first = run.window(3).records
+        records = run.window(3).records
         engine: Any = run.loop.engine
         process_of(engine._workers[1]).kill()
-        later = run.window(60).records
-        rest = run.window(60).records if 1 not in {r.worker for r in later[-40:]} else []
-        records = [*first, *later, *rest]
-        assert run.loop.metrics.lost_workers == 1
-        assert len(set(applied(records))) == len(applied(records))
+        records += serve_until(run, lambda _: run.loop.metrics.lost_workers == 1)
+        records += serve_until(run, lambda later: 1 in {record.worker for record in later})
+        assert (run.loop.metrics.lost_workers, run.loop.metrics.lost_steps) == (1, 1)
+        assert_accounted_for(run, records)
+
+
+def test_a_stopped_worker_is_given_up_by_the_deadline_and_its_late_push_is_dropped() -> None:
+    with server_run(config(deadline_s=2)) as run:
+        run.start()
+        records = run.window(3).records
+        engine: Any = run.loop.engine
+        stopped = process_of(engine._workers[0])
+        stopped.suspend()
+        records += serve_until(run, lambda _: run.loop.metrics.lost_workers == 1)
+        assert {record.worker for record in run.loop.serve(run.next_step + 5)} == {1}
+        records = []
+        stopped.resume()
+        records += serve_until(run, lambda later: 0 in {record.worker for record in later if record.applied})
+        own = [record for record in records if record.worker == 0]
+        assert not own[0].applied
+        assert run.loop.metrics.dropped == 1
+        assert own[1].sequence == own[0].sequence  # computed again, on newer parameters
+        assert own[1].version > own[0].version
+
+
+def test_a_killed_shard_goes_back_to_what_was_saved_and_the_version_never_does() -> None:
+    with server_run(config(policy="ssp", bound=2, snapshot_every=4)) as run:
+        run.start()
+        records = run.window(5).records  # ten updates: saved at eight
+        engine: Any = run.loop.engine
+        version = run.loop.core.version
+        process_of(engine._shards[1]).kill()
+        later = run.window(8).records
+        assert run.loop.core.lost_versions == version - 8
+        assert min(record.version for record in later if record.applied) >= version
+        assert run.loop.core.applied == 8 + len(applied(later))
+        # What was undone is computed again, and nothing else is.
         for worker in (0, 1):
-            assert [s for w, s in applied(records) if w == worker] == list(
-                range(sum(w == worker for w, _ in applied(records)))
-            )
-        versions = [record.version for record in records]
-        assert all(version <= index for index, version in enumerate(versions))
-        assert run.loop.core.applied == len(applied(records))
+            kept = [sequence for w, sequence in applied(records)[:8] if w == worker]
+            again = [sequence for w, sequence in applied(later) if w == worker]
+            assert kept + again == list(range(len(kept) + len(again)))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.state.params))
+
+
+def test_prefetching_works_on_a_cluster_too() -> None:
+    with server_run(config(pipeline=True)) as run:
+        run.start()
+        run.window(3)
+        run.loop.metrics.reset()
+        records = run.window(20).records
+        assert np.mean([record.staleness for record in records if record.applied]) > 1.5
+
+
+def test_a_cluster_must_be_told_how_many_workers() -> None:
+    with pytest.raises(BadInput, match="workers"):
+        server_run(config(workers=None))
+
+
+def test_a_server_of_its_own_needs_a_node_of_its_own() -> None:
+    with pytest.raises(BadInput, match="dedicated"):
+        server_run(config(placement="dedicated")).start()

@@ -152,19 +152,19 @@ class RayEngine:
                 self._restore(error)  # its parameters were lost with a shard
             return Left(worker, f"{type(error.cause).__name__}: {error.cause}")
         except exceptions.ActorUnavailableError:
-            return self._restarting(worker, "its process died")
+            return self._restarting(worker, first=isinstance(what, Grant))
         except exceptions.RayError as error:
             return Left(worker, f"{type(error).__name__}: it was restarted {MAX_RESTARTS} times, or cannot be")
         if isinstance(what, int):
             return Asks(worker)
         return self._arrived(what, told, parts)
 
-    def _restarting(self, worker: int, why: str) -> Message:
-        """Ray starts the process again; the worker asks once it is up."""
+    def _restarting(self, worker: int, first: bool) -> Message | None:
+        """Ray starts the process again, and the worker asks once it is up; until then it is gone."""
         for ref in [ref for ref, each in self._refs.items() if isinstance(each, Grant) and each.worker == worker]:
             del self._refs[ref], self._parts[ref]
         self._refs[self._workers[worker].ready.remote()] = worker
-        return Left(worker, why)
+        return Left(worker, "its process died") if first else None
 
     def _arrived(self, grant: Grant, told: dict[str, Any], parts: list[Any]) -> Message:
         """The step in the driver's clock: what the worker told of it ended now."""
