@@ -150,7 +150,7 @@ def report(found: dict[str, Any], rehearsal: bool) -> None:
     best = found["best"]
     print(f"correct: {found['correctness']['ok']}; cuDNN attention: {found['cudnn_used']}")
     print(f"left out: {found['left_out']}")
-    print(f"best MFU: {best['mfu_percent']:.1f} % ({best['remat']}, {best['sequences_a_device']} rows)" if best else "-")
+    print(f"best MFU: {best['mfu_percent']:.1f} % ({best['remat']}, {best['sequences_a_device']})" if best else "-")
 
 
 if __name__ == "__main__":

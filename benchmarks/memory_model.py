@@ -32,7 +32,7 @@ DEVICES = 8
 HELD_OUT, TPU_HELD_OUT = 32, 10
 HELD_OUT_SEED = "held out"
 REMATS = ("none", "dots", "block")
-KINDS = 6  # of activations, see `memory.Parts`
+KINDS = 4  # of activations, see `memory.Parts`
 PRIOR = 0.02  # the weight of staying near the coefficients by definition, in relative error a unit
 
 

@@ -7,6 +7,7 @@ It is as fast as plain PyTorch gets here: LayerNorm and learned positions (both 
 and rotary positions), fused causal attention, fused or foreach AdamW, an equal share of the cores a process.
 """
 
+# pyright: reportMissingImports=false
 import argparse
 import json
 import os

@@ -1,33 +1,37 @@
 """The `jaxdp` command: one file a subcommand. Nothing here, nor at a command's top, imports JAX."""
 
+import os
 import sys
 import traceback
-from importlib.metadata import version
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from cli.advise import advise
-from cli.bench import bench
-from cli.check import check
-from cli.probe import probe
-from cli.sim import sim
-from cli.train import train
 from jaxdp.errors import JaxdpError
+
+COMMANDS = ("bench", "train", "check", "advise", "probe", "sim")  # each is the function of that name in cli/NAME.py
 
 app = typer.Typer(
     name="jaxdp",
-    help="Measure, predict, simulate, check and choose between DDP, FSDP and a parameter server.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for command in (bench, train, check, advise, probe, sim):
-    app.command()(command)
+
+
+def register(arguments: list[str]) -> None:
+    """Adds the command that is asked for, or all of them where none is named: then they are to be listed."""
+    named = next((word for word in arguments if not word.startswith("-")), None)
+    completing = "_JAXDP_COMPLETE" in os.environ
+    for name in [named] if named in COMMANDS and not completing else COMMANDS:
+        app.command(name)(getattr(import_module(f"cli.{name}"), name))
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         print(f"jaxdp {version('jaxdp')}")
         raise typer.Exit()
 
@@ -43,6 +47,7 @@ def jaxdp(
 
 def main() -> None:
     """Runs the command line: every error is one line on stderr, and the exit code says its kind."""
+    register(sys.argv[1:])
     try:
         code = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):

@@ -129,13 +129,11 @@ def sim(
     if name == "replay":
         _replay(file, json_)
         return
-    from sims import published, setting
+    from sims import setting
 
-    if name and name not in (*published.EXPERIMENTS, *setting.shipped_names()):
-        setting.refuse_name(name, [*published.EXPERIMENTS, *setting.shipped_names(), "list", "replay"])
     if file:
         raise BadInput(f"{file}: only `jaxdp sim replay` takes a file; give a simulation's TOML with --config")
-    if name in published.EXPERIMENTS:
+    if name and name not in setting.shipped_names():
         _published(name, json_)
         return
     flags: dict[str, Any] = {
@@ -295,8 +293,10 @@ def _replay(file: Path | None, json_: bool) -> None:
 
 
 def _published(name: str, json_: bool) -> None:
-    from sims import published, tables
+    from sims import published, setting, tables
 
+    if name not in published.EXPERIMENTS:
+        setting.refuse_name(name, [*published.EXPERIMENTS, *setting.shipped_names(), "list", "replay"])
     report = published.EXPERIMENTS[name].report()
     if json_:
         print_json(report)

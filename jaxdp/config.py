@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from jaxdp import delays
 from jaxdp.errors import BadInput
 
 SHIPPED = Path(__file__).parent / "configs"
@@ -24,7 +23,8 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    # Schemas are built at their first use: what needs no config (a simulation) does not wait for them.
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
 
 
 class ModelConfig(Section):
@@ -171,17 +171,20 @@ class ServerConfig(Section):
 
 
 class Config(Section):
-    model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    optim: OptimConfig = OptimConfig()
-    train: TrainConfig = TrainConfig()
-    strategy: StrategyConfig = StrategyConfig()
-    server: ServerConfig = ServerConfig()
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    strategy: StrategyConfig = Field(default_factory=StrategyConfig)
+    server: ServerConfig = Field(default_factory=ServerConfig)
     stragglers: str = ""
 
     @model_validator(mode="after")
     def _stragglers_parse(self) -> Self:
-        delays.parse(self.stragglers, where="stragglers")
+        if self.stragglers:
+            from jaxdp import delays  # NumPy, which a config rarely needs
+
+            delays.parse(self.stragglers, where="stragglers")
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,6 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from jaxdp.config import SHIPPED, Count, Natural, Section, parse_override, read_toml
 from jaxdp.delays import Delays, parse
 from jaxdp.errors import BadInput
-from sims import sources
 from sims.strategy import Strategy, give_options
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -113,10 +112,12 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
         raise BadInput("run: compute times come from hardware too; give only one of them")
     if values.get("hosts") and not hardware:
         raise BadInput("hosts: is a count of the hardware's hosts; give hardware too")
+    if not hardware and not run:
+        return {}
+    from sims import sources  # here, since a start that needs no cost model should not wait for it
+
     if run:
         return sources.from_run(str(run))
-    if not hardware:
-        return {}
     found = sources.from_hardware(str(hardware), values.get("hosts"), str(values.get("train", "nano")))
     if values.get("workers", found["workers"]) != found["workers"]:
         raise BadInput(f"workers: {hardware} has {found['workers']} devices, not {values['workers']}; leave it out")

@@ -228,9 +228,8 @@ assert not heavy, heavy
 
 
 def test_compute_times_come_from_the_cost_model() -> None:
-    ddp, fsdp = results(
-        "--hardware", "h100x8", "--hosts", 2, "--train", "small", "--strategy", "ddp,fsdp", "--steps", 5
-    )
+    two_hosts = ("--hardware", "h100x8", "--hosts", 2, "--train", "small", "--steps", 5)
+    ddp, fsdp = results(*two_hosts, "--strategy", "ddp,fsdp")
     assert ddp["workers"] == 16
     assert ddp["slowdown"] > 1  # communication takes its time
     assert fsdp["virtual_time_s"] > ddp["virtual_time_s"]

@@ -50,10 +50,17 @@ class Block(nnx.Module):
 
     def __init__(self, model: ModelConfig, rngs: nnx.Rngs):
         self.model = model
-        for parameter in shapes.parameters(model):
-            if parameter.in_blocks:
-                name = parameter.path.removeprefix("blocks.")
-                setattr(self, name, nnx.Param(_initial(name, parameter.shape[1:], model, rngs)))
+        block_shapes = {p.path: p.shape[1:] for p in shapes.parameters(model) if p.in_blocks}
+
+        def parameter(name: str) -> nnx.Param[jax.Array]:
+            return nnx.Param(_initial(name, block_shapes[f"blocks.{name}"], model, rngs))
+
+        self.attention_norm = parameter("attention_norm")
+        self.attention_out = parameter("attention_out")
+        self.mlp_in = parameter("mlp_in")
+        self.mlp_norm = parameter("mlp_norm")
+        self.mlp_out = parameter("mlp_out")
+        self.qkv = parameter("qkv")
 
     def __call__(self, x_NxD: jax.Array, batch_size: int, attention: Attention, dropout: Dropout) -> jax.Array:
         model = self.model

@@ -1,8 +1,8 @@
 """Bytes that one device holds during a training step, from shapes and rules alone.
 
-What lives from step to step follows from the rules exactly. What lives only inside a step is the largest of three
-moments, each on top of what the forward pass saved: when the loss is taken (logits), when a block's MLP and when
-its attention goes backward (working set and all gradients). The coefficients are fitted to the compiler's own
+What lives from step to step follows from the rules exactly. What lives only inside a step is the largest of four
+moments. On top of what the forward pass saved: the loss (logits), a block's MLP going backward, its attention
+going backward (working set and all gradients). And by itself: the last reduction. The coefficients are fitted to the compiler's own
 bytes, one set a remat policy; `benchmarks/memory_model.py` fits them and reports the error on other configurations.
 """
 
@@ -14,7 +14,7 @@ from jaxdp.config import Config
 from jaxdp.learn.shapes import PARAMETER_BYTES
 from jaxdp.plan.compute import COMPUTE_BYTES
 from jaxdp.plan.memory_fit import FITTED, Fit
-from jaxdp.plan.sharding import Shards, mesh_config, mesh_devices, shards, workers
+from jaxdp.plan.sharding import Leaf, Shards, mesh_config, mesh_devices, shards, workers
 
 QUERY_BLOCK = 64  # queries that blocked attention handles at once (learn.attention)
 TOKEN_BYTES, ROW_BYTES = 12, 4  # of a batch: inputs, targets and weights a token, a position a row
@@ -53,15 +53,19 @@ class Memory:
 class Parts(NamedTuple):
     """What the temporaries are made of, in bytes.
 
-    `layer` is one block's activations, by kind: width, queries with keys and values, ffn (GELU), ffn (SwiGLU),
-    all attention scores, and those of the last block of queries. Gradients are those that a device holds;
-    `*_whole` are full parameters.
+    `layer` is one block's activations, by kind: width, queries with keys and values, ffn (GELU), ffn (SwiGLU);
+    `scores` one sequence's attention scores for one block of queries. Gradients are those that a device holds,
+    `reduced` those that are summed or scattered after the last microbatch, and what comes of them; `*_whole` are
+    full parameters.
     """
 
     layers: int
     layer: tuple[float, ...]
+    scores: float
     logits: float
     block_gradients: float
+    outer_gradients: float
+    reduced: float
     block_whole: float
     block_gathered: float
     outer_whole: float
@@ -94,10 +98,10 @@ def fit(config: Config, platform: str) -> Fit:
 
 
 def temporaries(of: Parts, fit: Fit) -> float:
-    """The largest of the three moments."""
+    """The largest of the four moments."""
     saved = of.layers * _dot(fit.saved, of.layer)
     backward = (
-        max(_dot(fit.mlp, of.layer), _dot(fit.attention, of.layer))
+        max(_dot(fit.mlp, of.layer), _dot(fit.attention, of.layer) + fit.scores * of.scores)
         + fit.block_gradients * of.block_gradients
         + fit.block_whole * of.block_whole
         + fit.block_gathered * of.block_gathered
@@ -109,8 +113,9 @@ def temporaries(of: Parts, fit: Fit) -> float:
         + fit.outer_loss * of.outer_whole
         + fit.loss_gradients * of.block_gradients
     )
-    always = fit.outer_gathered * of.outer_gathered + fit.accumulated * of.accumulated
-    return saved + max(backward, loss) + always
+    kept = fit.outer_gathered * of.outer_gathered + fit.accumulated * of.accumulated
+    update = fit.update_gradients * (of.block_gradients + of.outer_gradients) + fit.update_reduced * of.reduced
+    return max(saved + max(backward, loss) + kept, update)
 
 
 def parts(config: Config, placed: Shards, sequences: int, value_bytes: int) -> Parts:
@@ -119,16 +124,17 @@ def parts(config: Config, placed: Shards, sequences: int, value_bytes: int) -> P
     tokens = float(sequences * model.context * value_bytes)
     ffn = (0, model.ffn) if model.activation == "swiglu" else (model.ffn, 0)
     projected = (model.heads + 2 * model.key_value_heads) * model.head_dim
-    scores = model.heads * keys_seen(model.context)
-    last_scores = model.heads * min(QUERY_BLOCK, model.context)
     blocks = [leaf for leaf in placed.leaves if leaf.path.startswith("blocks")]
     outer = [leaf for leaf in placed.leaves if not leaf.path.startswith("blocks")]
     held = sum(leaf.shard_bytes for leaf in placed.leaves)
     return Parts(
         layers=model.layers,
-        layer=tuple(tokens * size for size in (model.width, projected, *ffn, scores, last_scores)),
+        layer=tuple(tokens * size for size in (model.width, projected, *ffn)),
+        scores=model.heads * min(QUERY_BLOCK, model.context) * model.context * value_bytes,
         logits=sequences * model.context * model.vocab * PARAMETER_BYTES,
         block_gradients=sum(leaf.shard_bytes for leaf in blocks),
+        outer_gradients=sum(leaf.shard_bytes for leaf in outer),
+        reduced=sum(leaf.gradient_shard_bytes for leaf in placed.leaves if _reduced_last(leaf, placed)),
         block_whole=sum(leaf.parameter.bytes for leaf in blocks) / model.layers,
         block_gathered=sum(leaf.parameter.bytes for leaf in blocks if any(leaf.params)) / model.layers,
         outer_whole=sum(leaf.parameter.bytes for leaf in outer),
@@ -137,10 +143,8 @@ def parts(config: Config, placed: Shards, sequences: int, value_bytes: int) -> P
     )
 
 
-def keys_seen(context: int) -> float:
-    """The mean number of keys that blocked attention computes for a query."""
-    starts = range(0, context, QUERY_BLOCK)
-    return sum(min(QUERY_BLOCK, context - start) * min(start + QUERY_BLOCK, context) for start in starts) / context
+def _reduced_last(leaf: Leaf, placed: Shards) -> bool:
+    return any(size > 1 and axis not in leaf.params for axis, size in placed.axes.items())
 
 
 def local_sequences(config: Config, devices: int) -> int:
