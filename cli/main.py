@@ -66,6 +66,4 @@ def describe(error: Exception) -> str:
     if isinstance(error, JaxdpError):
         return str(error)
     first_line = (str(error).splitlines() or [""])[0]
-    if "RESOURCE_EXHAUSTED" in first_line:
-        return f"out of memory: {first_line}; use fewer tokens a device, more microbatches, remat=block or fsdp"
     return f"unexpected {type(error).__name__}: {first_line}; --debug shows where"

@@ -1,5 +1,6 @@
 """`jaxdp sim`: what if workers, links or devices were uneven, in virtual time."""
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -191,7 +192,7 @@ def _simulate(
 ) -> None:
     from cli.progress import StepProgress
     from jaxdp.timeline import Timeline
-    from sims import results, tables
+    from sims import results, setting, tables
 
     trainer = _trainer(case) if gradients else None
     folder = _open_folder(run_dir, overwrite, Path(name).stem) if run_dir or trace else None
@@ -210,7 +211,7 @@ def _simulate(
     rows = [result.to_json() for result in found]
     document = {
         "results": rows,
-        "setting": case.model_dump(exclude_none=True),
+        "setting": setting.plain_values(case),
         "how": {"results": "simulated"},
     }
     if folder:
@@ -263,7 +264,7 @@ def _write(
 
 def slug(label: str) -> str:
     """A strategy's label as part of a file's name."""
-    return label.replace("(", "-").replace(")", "")
+    return re.sub(r"[^A-Za-z0-9_+.]+", "-", label).strip("-")
 
 
 def _list(json_: bool) -> None:
@@ -293,10 +294,10 @@ def _replay(file: Path | None, json_: bool) -> None:
 
 
 def _published(name: str, json_: bool) -> None:
-    from sims import published, setting, tables
+    from sims import checks, published, setting, tables
 
     if name not in published.EXPERIMENTS:
-        setting.refuse_name(name, [*published.EXPERIMENTS, *setting.shipped_names(), "list", "replay"])
+        checks.refuse_name(name, [*published.EXPERIMENTS, *setting.shipped_names(), "list", "replay"])
     report = published.EXPERIMENTS[name].report()
     if json_:
         print_json(report)

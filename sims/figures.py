@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def slowed(setting: Setting) -> Series:
         rates = []
         for factor in FACTORS:
             slower = ",".join(filter(None, [setting.delays, f"persistent(factor={factor},worker=0)"]))
-            point = setting.model_copy(update={"delays": slower, "steps": steps})
+            point = replace(setting, delays=slower, steps=steps)
             rates.append(simulate(point, strategy, setting.seed).useful_per_second)
         series[strategy.label] = (FACTORS, [rate / rates[0] for rate in rates])
     return series

@@ -157,7 +157,7 @@ def train(
     """Trains `setting.steps` global batches; raises `BadInput` for a strategy that only throughput mode has."""
     refuse_untrainable(strategy)
     rate = learning_rate or shop.config.optim.learning_rate
-    setting = shop.setting.model_copy(update={"tokens_per_step": shop.batch_tokens})
+    setting = replace(shop.setting, tokens_per_step=shop.batch_tokens)
     curve, delays = Curve(shop.batch_tokens), setting.delays_of(shop.config.train.seed)
     if strategy.name == "ps":
         learner = ServerLearner(shop, strategy, rate / shop.config.optim.learning_rate, curve)

@@ -1,26 +1,36 @@
 """What is simulated: workers, their compute times and delays, the network, and the strategies to compare."""
 
-import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from jaxdp.config import SHIPPED, Count, Natural, Section, parse_override, read_toml
+import jaxdp
 from jaxdp.delays import Delays, parse
 from jaxdp.errors import BadInput
-from sims.strategy import Strategy, give_options
+from sims import checks
+from sims.strategy import Strategy, give_options, parse_strategy
 
-Seconds = Annotated[float, Field(ge=0, le=1e9)]
-Bandwidth = Annotated[float, Field(gt=0)]
-LearningRate = Annotated[float, Field(gt=0, lt=1e6)]
+SHIPPED = Path(jaxdp.__file__).parent / "configs" / "sims"
+
+# whole numbers and the least of each
+_WHOLE = {
+    "workers": 1,
+    "steps": 1,
+    "seed": 0,
+    "seeds": 1,
+    "message_bytes": 0,
+    "tokens_per_step": 1,
+    "hosts": 1,
+}
 
 
-class Setting(Section):
+@dataclass(frozen=True, kw_only=True)
+class Setting:
     """A simulation. Times are 0 and bandwidths infinite unless given; gigabits and bytes are decimal.
 
     A step is one global batch: n workers' gradients, whatever the strategy. Compute times and
@@ -29,47 +39,65 @@ class Setting(Section):
     rate) and `until_loss` belong to real gradients.
     """
 
-    workers: Count = 8
-    steps: Count = 1000
-    seed: Natural = 0
-    seeds: Count = 1
-    compute_s: Seconds | tuple[Seconds, ...] = 0.0
+    workers: int = 8
+    steps: int = 1000
+    seed: int = 0
+    seeds: int = 1
+    compute_s: float | tuple[float, ...] = 0.0
     delays: str = ""
-    nic_gbps: Bandwidth = math.inf
-    server_nic_gbps: Bandwidth = math.inf
-    latency_s: Seconds = 0.0
-    apply_s: Seconds = 0.0
+    nic_gbps: float = math.inf
+    server_nic_gbps: float = math.inf
+    latency_s: float = 0.0
+    apply_s: float = 0.0
     apply_distribution: Literal["constant", "exponential"] = "constant"
-    message_bytes: Natural = 0
+    message_bytes: int = 0
     queue: Literal["fifo", "shared"] = "fifo"
-    tokens_per_step: Count = 1024
+    tokens_per_step: int = 1024
     hardware: str | None = None
-    hosts: Count | None = None
+    hosts: int | None = None
     run: str | None = None
     train: str = "nano"
-    learning_rates: tuple[LearningRate, ...] = ()
-    until_loss: Seconds | None = None
-    strategies: Annotated[tuple[Strategy, ...], Field(min_length=1)] = (
-        Strategy(name="ddp"),
-        Strategy(name="ps"),
-    )
+    learning_rates: tuple[float, ...] = ()
+    until_loss: float | None = None
+    strategies: tuple[Strategy, ...] = (Strategy(name="ddp"), Strategy(name="ps"))
 
-    @model_validator(mode="after")
-    def _workers_suffice(self) -> Self:
-        if isinstance(self.compute_s, tuple) and len(self.compute_s) != self.workers:
-            raise ValueError(f"compute_s: {len(self.compute_s)} times for {self.workers} workers")
-        for strategy in self.strategies:
-            if (strategy.backups or 0) >= self.workers:
-                raise ValueError(
-                    f"backups: {strategy.backups} of {self.workers} workers leave none to wait for; "
-                    f"at most {self.workers - 1}"
-                )
-            if (strategy.group or 1) > self.workers:
-                raise ValueError(f"group: {strategy.group} pushes of {self.workers} workers; at most {self.workers}")
-        self.delays_of(self.seed).check(self.workers)
+    def __post_init__(self) -> None:
+        for key, least in _WHOLE.items():
+            if getattr(self, key) is not None:
+                checks.whole(key, getattr(self, key), least)
+        for key in ("latency_s", "apply_s"):
+            checks.real(key, getattr(self, key))
+        for key in ("nic_gbps", "server_nic_gbps"):
+            checks.real(key, getattr(self, key), most=math.inf, above=True)
+        for seconds in self.compute_s if isinstance(self.compute_s, tuple) else (self.compute_s,):
+            checks.real("compute_s", seconds)
+        for rate in self.learning_rates:
+            checks.real("learning_rates", rate, most=1e6, above=True)
+        if self.until_loss is not None:
+            checks.real("until_loss", self.until_loss)
+        checks.one_of("queue", self.queue, ("fifo", "shared"))
+        checks.one_of("apply_distribution", self.apply_distribution, ("constant", "exponential"))
+        for key in ("delays", "train", "hardware", "run"):
+            if getattr(self, key) is not None:
+                checks.text(key, getattr(self, key))
+        self._check_workers()
         if not (self.delays or np.any(self.compute_s)):
-            raise ValueError("compute_s: nothing takes any time; give compute_s, or delays such as pace(seconds=1)")
-        return self
+            raise BadInput("compute_s: nothing takes any time; give compute_s, or delays such as pace(seconds=1)")
+
+    def _check_workers(self) -> None:
+        """What has to do with the number of workers and strategies."""
+        n = self.workers
+        if isinstance(self.compute_s, tuple) and len(self.compute_s) != n:
+            raise BadInput(f"compute_s: {len(self.compute_s)} times for {n} workers")
+        labels = [strategy.label for strategy in self.strategies]
+        if not labels or len(set(labels)) < len(labels):
+            raise BadInput(f"strategies: expected different ones, at least one, not {', '.join(labels) or 'none'}")
+        for strategy in self.strategies:
+            if (strategy.backups or 0) >= n:
+                raise BadInput(f"backups: {strategy.backups} of {n} workers leave none to wait for; at most {n - 1}")
+            if (strategy.group or 1) > n:
+                raise BadInput(f"group: {strategy.group} pushes of {n} workers; at most {n}")
+        self.delays_of(self.seed).check(n)
 
     def delays_of(self, seed: int) -> Delays:
         return parse(self.delays, seed, where="delays")
@@ -92,9 +120,7 @@ def load(
     `names` replace its strategies; `options` (policy, bound, ...) go to the strategies that read them, and
     one that none reads is refused. Raises `BadInput`.
     """
-    values = read_toml(find(source)) if source else {}
-    for override in overrides:
-        values |= parse_override(override)
+    values = _from_file(source, overrides) if source or overrides else {}
     values |= flags
     values = _derived(values) | values
     if names:
@@ -103,6 +129,15 @@ def load(
         strategies = values.get("strategies", [{"name": "ddp"}, {"name": "ps"}])
         values["strategies"] = give_options(strategies, options)
     return build(values)
+
+
+def _from_file(source: str | None, overrides: Iterable[str]) -> dict[str, Any]:
+    from jaxdp.config import parse_override, read_toml  # here, since it takes a tenth of a second to load
+
+    values = read_toml(find(source)) if source else {}
+    for override in overrides:
+        values |= parse_override(override)
+    return values
 
 
 def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,29 +160,30 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(values: Mapping[str, Any]) -> Setting:
-    """Validates plain values; `BadInput` has the key on one line."""
-    _refuse_unknown(values, Setting, "")
-    for index, strategy in enumerate(values.get("strategies", ())):
-        if isinstance(strategy, Mapping):
-            _refuse_unknown(strategy, Strategy, f"strategies[{index}].")
-    try:
-        return Setting.model_validate(values)
-    except ValidationError as error:
-        raise BadInput("; ".join(_one_line(e) for e in error.errors())) from None
+    """Validates plain values; raises `BadInput`."""
+    checks.refuse_unknown(values, [field.name for field in fields(Setting)])
+    values = dict(values)
+    for key in ("compute_s", "learning_rates"):
+        if isinstance(values.get(key), list):
+            values[key] = tuple(values[key])
+    strategies = values.get("strategies", ())
+    if not isinstance(strategies, list | tuple):
+        raise BadInput(f"strategies: expected tables [[strategies]], not {strategies!r}")
+    if "strategies" in values:
+        values["strategies"] = tuple(
+            item if isinstance(item, Strategy) else parse_strategy(item, place) for place, item in enumerate(strategies)
+        )
+    return Setting(**values)
 
 
 def find(source: str) -> Path:
     """The file of a path or of a shipped simulation's name."""
-    path, shipped = Path(source), SHIPPED / "sims" / f"{source}.toml"
+    path, shipped = Path(source), SHIPPED / f"{source}.toml"
     if path.suffix == ".toml" or path.is_file():
         return path
     if not shipped.is_file():
-        refuse_name(source, shipped_names())
+        checks.refuse_name(source, shipped_names())
     return shipped
-
-
-def refuse_name(name: str, known: list[str]) -> NoReturn:
-    raise BadInput(f"{name}: neither a file nor a simulation that is shipped{_nearest(name, known)}")
 
 
 def headline(path: Path) -> str:
@@ -156,31 +192,21 @@ def headline(path: Path) -> str:
 
 
 def shipped_names() -> list[str]:
-    return sorted(path.stem for path in (SHIPPED / "sims").glob("*.toml"))
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
-def _refuse_unknown(values: Mapping[str, Any], section: type[BaseModel], prefix: str) -> None:
-    for key in values:
-        if key not in section.model_fields:
-            raise BadInput(f"{prefix}{key}: unknown key{_nearest(key, list(section.model_fields))}")
-
-
-def _nearest(wrong: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(wrong, known, 1)
-    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
-
-
-def _one_line(error: Any) -> str:
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "value_error":
-        return message
-    where = ".".join(str(part) for part in error["loc"] if not str(part).startswith(("float", "tuple", "function")))
-    return f"{where}: {message[0].lower()}{message[1:]}, not {error['input']!r}"
+def plain_values(setting: Setting) -> dict[str, Any]:
+    """The setting as a document, without what isn't given."""
+    values = {key: value for key, value in asdict(setting).items() if value is not None}
+    values["strategies"] = [
+        {key: value for key, value in strategy.items() if value is not None} for strategy in values["strategies"]
+    ]
+    return values
 
 
 def to_toml(setting: Setting) -> str:
     """The setting as TOML that `load` reads back."""
-    values = setting.model_dump(exclude_none=True)
+    values = plain_values(setting)
     strategies = values.pop("strategies")
     lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
     for strategy in strategies:

@@ -1,13 +1,12 @@
 """The strategies that a simulation compares, their options, and which of them reads which."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
-from pydantic import model_validator
-
-from jaxdp.config import Count, Natural, Section
 from jaxdp.errors import BadInput
-from jaxdp.server.policy import Correction, Policy, PolicyName, make_policy
+from jaxdp.server.policy import CORRECTIONS, Correction, Policy, PolicyName, make_policy
+from sims import checks
 
 StrategyName = Literal["ddp", "ddp_small_batch", "zero1", "fsdp", "backup", "local_sgd", "ps"]
 
@@ -21,7 +20,7 @@ _OWNERS = {
     "correction": "ps",
     "server_shards": "ps",
 }
-_COUNTS = ("bound", "backups", "group", "period")
+_LEAST = {"bound": 0, "backups": 0, "group": 1, "period": 1}
 
 
 def reads_option(name: str, policy: str, option: str) -> bool:
@@ -35,7 +34,8 @@ def reads_option(name: str, policy: str, option: str) -> bool:
     }.get(option, ps)
 
 
-class Strategy(Section):
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
     """One way to train. `period` is local SGD's H; the rest is as in the parameter server's configuration.
 
     `ddp_small_batch` updates after every n-th of a global batch, as an asynchronous server does, but never
@@ -44,22 +44,26 @@ class Strategy(Section):
 
     name: StrategyName
     policy: PolicyName = "async"
-    bound: Natural | None = None
-    backups: Natural | None = None
-    group: Count | None = None
-    period: Count | None = None
+    bound: int | None = None
+    backups: int | None = None
+    group: int | None = None
+    period: int | None = None
     correction: Correction = "none"
-    server_shards: Count = 1
+    server_shards: int = 1
 
-    @model_validator(mode="after")
-    def _options_belong(self) -> Self:
-        for option in _COUNTS:
-            needed, given = self.reads(option), getattr(self, option) is not None
-            if given and not needed:
-                raise ValueError(f"{option}: {self.label} has none; it is for {_OWNERS[option]}")
-            if needed and not given:
-                raise ValueError(f"{option}: {self.label} needs it")
-        return self
+    def __post_init__(self) -> None:
+        checks.one_of("name", self.name, get_args(StrategyName))
+        checks.one_of("policy", self.policy, get_args(PolicyName))
+        checks.one_of("correction", self.correction, CORRECTIONS)
+        checks.whole("server_shards", self.server_shards, 1)
+        for option, least in _LEAST.items():
+            needed, given = self.reads(option), getattr(self, option)
+            if given is None and needed:
+                raise BadInput(f"{option}: {self.label} needs it")
+            if given is not None and not needed:
+                raise BadInput(f"{option}: {self.label} has none; it is for {_OWNERS[option]}")
+            if given is not None:
+                checks.whole(option, given, least)
 
     def reads(self, option: str) -> bool:
         return reads_option(self.name, self.policy, option)
@@ -68,9 +72,10 @@ class Strategy(Section):
     def label(self) -> str:
         """A name that tells this strategy from its neighbours, such as `ps-ssp(3)`."""
         name = f"ps-{self.policy}" if self.name == "ps" else self.name
-        option = next((getattr(self, o) for o in _COUNTS if self.reads(o) and getattr(self, o) is not None), None)
+        option = next((getattr(self, o) for o in _LEAST if self.reads(o) and getattr(self, o) is not None), None)
         name += "" if option is None else f"({option})"
-        return name if self.correction == "none" else f"{name}+{self.correction}"
+        name += "" if self.correction == "none" else f"+{self.correction}"
+        return name if self.server_shards == 1 else f"{name} x{self.server_shards}"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -96,3 +101,11 @@ def give_options(strategies: list[dict[str, Any]], options: Mapping[str, Any]) -
             policy = options.get("policy", "async")
             raise BadInput(f"{option}: nothing in {names} with policy {policy} has one; it is for {_OWNERS[option]}")
     return given
+
+
+def parse_strategy(values: Any, place: int) -> Strategy:
+    """A strategy from a file's table."""
+    if not isinstance(values, Mapping) or "name" not in values:
+        raise BadInput(f"strategies[{place}]: expected a table with a name, not {values!r}")
+    checks.refuse_unknown(values, [field.name for field in fields(Strategy)], f"strategies[{place}].")
+    return Strategy(**values)

@@ -77,7 +77,7 @@ def test_options_reach_the_strategies_that_read_them() -> None:
         *("--strategy", "ddp,backup,local_sgd,ps", "--policy", "ssp", "--bound", 2, "--backups", 1, "--period", 4),
         *("--server-shards", 2, "--workers", 4, "--compute-s", 1, "--steps", 40, "--correction", "lr_over_staleness"),
     )
-    assert [row["label"] for row in rows] == ["ddp", "backup(1)", "local_sgd(4)", "ps-ssp(2)+lr_over_staleness"]
+    assert [row["label"] for row in rows] == ["ddp", "backup(1)", "local_sgd(4)", "ps-ssp(2)+lr_over_staleness x2"]
     assert rows[3]["options"] == {"bound": 2, "policy": "ssp", "correction": "lr_over_staleness", "server_shards": 2}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sims.outcome import Outcome
 from sims.results import simulate, summary
-from sims.setting import Setting
+from sims.setting import build
 from sims.strategy import Strategy, StrategyName
 
 DDP, ASYNC = Strategy(name="ddp"), Strategy(name="ps")
@@ -17,7 +17,7 @@ DDP, ASYNC = Strategy(name="ddp"), Strategy(name="ps")
 def run(
     strategy: Strategy, delays: str = "", workers: int = 8, steps: int = 2000, seed: int = 0, **more: Any
 ) -> Outcome:
-    setting = Setting.model_validate({"workers": workers, "steps": steps, "delays": delays, **more})
+    setting = build({"workers": workers, "steps": steps, "delays": delays, **more})
     return simulate(setting, strategy, seed)
 
 

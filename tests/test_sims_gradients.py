@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxdp.errors import BadInput
 from sims.curve import Curve, Point, Training, time_to_loss
 from sims.gradients import Workshop, best_of_grid, train
 from sims.outcome import Outcome
-from sims.setting import Setting
+from sims.setting import Setting, build
 from sims.strategy import Strategy
 
 SMALL = """
@@ -55,7 +56,7 @@ def free(shop: Workshop) -> tuple[Outcome, tuple[Point, ...]]:
 
 def setting(path: str, **more: Any) -> Setting:
     values = {"workers": 4, "steps": 12, "delays": "pace(seconds=1),persistent(factor=4,worker=0)", "train": path}
-    return Setting.model_validate({**values, **more})
+    return build({**values, **more})
 
 
 def losses(points: tuple[Point, ...]) -> list[float]:
@@ -86,7 +87,7 @@ def test_the_same_seed_trains_the_same_to_the_bit(shop: Workshop, free: tuple[Ou
 
 @pytest.mark.slow
 def test_a_worker_alone_trains_like_ddp(shop: Workshop) -> None:
-    alone = Workshop(shop.setting.model_copy(update={"workers": 1}), 0)
+    alone = Workshop(replace(shop.setting, workers=1), 0)
     np.testing.assert_allclose(losses(train(alone, ASYNC)[1]), losses(train(alone, DDP)[1]), rtol=1e-5)
 
 
@@ -117,7 +118,7 @@ def test_small_batches_make_n_updates_a_step(shop: Workshop, ddp: tuple[Point, .
 
 
 def test_an_outage_loses_a_gradient_and_no_more(shop: Workshop) -> None:
-    failing = shop.setting.model_copy(update={"delays": "pace(seconds=1),fail(mtbf_s=4,restart_s=2,worker=1)"})
+    failing = replace(shop.setting, delays="pace(seconds=1),fail(mtbf_s=4,restart_s=2,worker=1)")
     lossy = Workshop(failing, 0)
     lossy.__dict__["initial"] = shop.initial
     outcome, points = train(lossy, Strategy(name="ps", policy="softsync", group=2))
@@ -128,7 +129,7 @@ def test_an_outage_loses_a_gradient_and_no_more(shop: Workshop) -> None:
 
 def test_the_grid_keeps_the_rate_that_ends_lowest(shop: Workshop) -> None:
     grid = (0.01, 1e-5, 100.0)
-    workshop = Workshop(shop.setting.model_copy(update={"learning_rates": grid}), 0)
+    workshop = Workshop(replace(shop.setting, learning_rates=grid), 0)
     _, training = best_of_grid(workshop, ASYNC)
     assert training.learning_rate == 0.01
     assert set(training.ends) == set(grid)
@@ -144,7 +145,7 @@ def test_the_learning_rate_of_the_grid_reaches_the_mesh_step(shop: Workshop, ddp
 
 def test_a_batch_the_workers_do_not_divide_is_refused(shop: Workshop) -> None:
     with pytest.raises(BadInput, match="global_batch"):
-        Workshop(shop.setting.model_copy(update={"workers": 3}), 0)
+        Workshop(replace(shop.setting, workers=3), 0)
 
 
 def test_the_command_repeats_to_the_byte(shop: Workshop, tmp_path: Path) -> None:

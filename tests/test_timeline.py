@@ -10,7 +10,7 @@ import pytest
 
 from jaxdp.timeline import LANES, SERVER, Timeline
 from sims.results import simulate
-from sims.setting import Setting
+from sims.setting import build
 from sims.strategy import Strategy
 
 NETWORK = {"message_bytes": 10**6, "nic_gbps": 1.0, "server_nic_gbps": 2.0, "latency_s": 0.001, "apply_s": 0.002}
@@ -20,7 +20,7 @@ def timeline(strategy: Strategy, workers: int, max_events: int = 60_000, **more:
     spec = "lognormal(sigma=.3),fail(mtbf_s=30,restart_s=1)"
     values = {"workers": workers, "steps": 20, "compute_s": 0.2, "delays": spec, **NETWORK, **more}
     drawn = Timeline(workers, max_events)
-    simulate(Setting.model_validate(values), strategy, 0, drawn)
+    simulate(build(values), strategy, 0, drawn)
     return drawn
 
 

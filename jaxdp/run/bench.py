@@ -10,7 +10,7 @@ from jaxdp.config import Config
 from jaxdp.errors import JaxdpError
 from jaxdp.plan.preflight import Report
 from jaxdp.records import BenchResult, StepRecord, StepTime, Window, step_time
-from jaxdp.run import facts
+from jaxdp.run import facts, oom
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
 from jaxdp.run.ready import Run, make_run
@@ -74,14 +74,18 @@ def bench(
         runs = []
         for config in prepared.configs:
             run = stack.enter_context(closing(make_run(config, prepared.data, prepared.devices, spans=trace)))
-            run.compile()
+            with oom.named("compiling", config, _report(prepared, config)):
+                run.compile()
             observe(config.strategy.name, 0, f"compiled in {run.compile_s:.1f} s")
-            run.start()
+            with oom.named("making its state", config, _report(prepared, config)):
+                run.start()
             runs.append(run)
             _record_start(prepared, run)
         if profile:
             stack.enter_context(jax.profiler.trace(str(prepared.folder.file("profile"))))
-        measured = measure(runs, steps, warm_up, observe, stop, until_loss)
+        # Of several runs the first is named: they share the memory.
+        with oom.named("training", runs[0].config, prepared.reports[0]):
+            measured = measure(runs, steps, warm_up, observe, stop, until_loss)
         return [_record_end(prepared, each, until_loss) for each in measured if each.windows]
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from jaxdp.config import Config
 from jaxdp.records import StepRecord
-from jaxdp.run import manifest
+from jaxdp.run import manifest, oom
 from jaxdp.run.bench import refuse_nonfinite
 from jaxdp.run.checkpoint import Checkpoints
 from jaxdp.run.folder import RunFolder
@@ -78,9 +78,10 @@ def train(
         if run.next_step >= end:
             observe(0, f"the checkpoint of step {run.next_step} is at or past the last step, {end}: nothing to train")
         else:
-            run.compile()
+            with oom.named("compiling", config, prepared.reports[0]):
+                run.compile()
             observe(run.next_step, f"compiled in {run.compile_s:.1f} s")
-        with folder.lines("steps.jsonl") as lines:
+        with folder.lines("steps.jsonl") as lines, oom.named("training", config, prepared.reports[0]):
             last = _loop(run, end, save_every, eval_every, checkpoints, lines, prepared, observe, stop)
         last_loss = last.loss if last else last_loss
         checkpoints.save(run.next_step, run.state, _metadata(config, prepared, run, last_loss))

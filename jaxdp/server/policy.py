@@ -12,10 +12,12 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from jaxdp.config import ServerConfig
 from jaxdp.errors import BadInput
+
+if TYPE_CHECKING:
+    from jaxdp.config import ServerConfig
 
 PolicyName = Literal["async", "ssp", "sync", "backup", "softsync"]
 Correction = Literal["none", "lr_over_staleness", "delay_compensation"]
@@ -62,7 +64,7 @@ def make_policy(name: str, *, bound: int = 1, backups: int = 1, group: int = 1) 
     raise BadInput(f"policy: {name!r} is none of async, ssp, sync, backup, softsync")
 
 
-def policy_of(config: ServerConfig) -> Policy:
+def policy_of(config: "ServerConfig") -> Policy:
     """The configured policy."""
     given = {key: getattr(config, key) for key in ("bound", "backups", "group")}
     return make_policy(config.policy, **{key: value for key, value in given.items() if value is not None})

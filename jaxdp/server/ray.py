@@ -27,6 +27,7 @@ from jaxdp.server.shard_plan import ShardPlan, names_of, tree_like
 from jaxdp.server.shards import Gradient, apply_update, prepared_norm
 
 PING_S = 2.0
+PAUSE_S = 0.2  # before an actor that is being restarted is asked again
 
 
 class RayReading:
@@ -88,7 +89,7 @@ class RayEngine:
         if not self._refs:
             time.sleep(timeout_s)
             return None
-        done, _ = ray.wait(list(self._refs), timeout=timeout_s, fetch_local=False)
+        done, _ = ray.wait(self._oldest(), timeout=timeout_s, fetch_local=False)
         return self._message(done[0]) if done else None
 
     def backlog(self) -> int:
@@ -132,6 +133,13 @@ class RayEngine:
 
     def close(self) -> None:
         self._cluster.close()
+
+    def _oldest(self) -> list[Any]:
+        """Each worker's first reference: its pushes are taken in the order of its steps, however they finish."""
+        oldest: dict[int, Any] = {}
+        for ref, what in self._refs.items():
+            oldest.setdefault(what if isinstance(what, int) else what.worker, ref)
+        return list(oldest.values())
 
     def _submit(self, grant: Grant) -> Any:
         """Starts a step on its worker; returns the reference to what it tells."""
@@ -211,7 +219,7 @@ class RayEngine:
             raise JaxdpError(f"a server shard failed: {cause}") from error
         for shard in self._shards:
             try:
-                ray.get(answer(shard), timeout=PING_S)
+                ray.get(shard.ready.remote(), timeout=self._config.server.deadline_s)
             except exceptions.GetTimeoutError:
                 ray.kill(shard, no_restart=False)
             except exceptions.ActorUnavailableError:
@@ -219,9 +227,21 @@ class RayEngine:
             except exceptions.RayError as dead:
                 raise JaxdpError(f"a server shard died and cannot be restarted: {dead}") from error
         self._reading = None
-        self._wait_for([shard.ready.remote() for shard in self._shards], "restart")
+        self._wait_for_restarts()
         self._load(self._saved[1])
         raise ShardsLost(self._saved[0])
+
+    def _wait_for_restarts(self) -> None:
+        end_s = time.perf_counter() + START_S
+        waiting = list(self._shards)
+        while waiting and time.perf_counter() < end_s:
+            try:
+                ray.get(waiting[-1].ready.remote(), timeout=end_s - time.perf_counter())
+                waiting.pop()
+            except exceptions.ActorUnavailableError:
+                time.sleep(PAUSE_S)
+        if waiting:
+            raise JaxdpError(f"a server shard did not restart within {START_S:g} s")
 
     def _wait_for(self, refs: list[Any], what: str) -> None:
         try:

@@ -37,7 +37,7 @@ class Cluster:
             _actor(ShardActor, {"CPU": 1.0}, on_host, places[index], text, index) for index in range(server.shards)
         ]
         self.workers = [
-            _actor(WorkerActor, takes, inside, places[server.shards + index], text, index, workers)
+            _actor(WorkerActor, takes, inside, places[server.shards + index], text, index, workers, health=True)
             for index in range(workers)
         ]
 
@@ -95,17 +95,22 @@ def connect(address: str | None, room: int) -> bool:
 
 
 def answer(actor: Any) -> Any:
-    """A reference that is ready as soon as the actor's process answers, whatever it computes."""
+    """A reference that is ready as soon as the worker's process answers, whatever it computes."""
     return actor.ready.options(concurrency_group=HEALTH).remote()
 
 
-def _actor(body: type, takes: dict[str, float], environment: dict[str, str], place: Any, *args: Any) -> Any:
-    """The class as an actor that Ray restarts. Its JAX must see the environment before it starts."""
+def _actor(
+    body: type, takes: dict[str, float], environment: dict[str, str], place: Any, *args: Any, health: bool = False
+) -> Any:
+    """The class as an actor that Ray restarts. Its JAX must see the environment before it starts.
+
+    With `health` a second thread answers; such an actor may run calls out of order, which a shard must not.
+    """
     options: dict[str, Any] = {
         "num_cpus": takes["CPU"],
         "num_gpus": takes.get("GPU", 0.0),
         "max_restarts": MAX_RESTARTS,
-        "concurrency_groups": {HEALTH: 1},
+        "concurrency_groups": {HEALTH: 1} if health else None,
         "runtime_env": {"env_vars": environment},
         "scheduling_strategy": place,
     }

@@ -72,13 +72,12 @@ class ServerRun:
     def compile(self) -> None:
         """Compiles every worker's gradient ahead of time, for its devices and the shapes of its rows.
 
-        On a cluster this starts the actors, which do the same.
+        On a cluster this starts the actors, which do the same; the member here is for what is said of the
+        program, and for evaluation.
         """
         started = time.perf_counter()
         if self.on_ray:
             self._cluster = _ray_engine(self.config, self.plan, self.workers)
-            self.compile_s = time.perf_counter() - started
-            return
         batch = self.rows(0, 0)
         with ThreadPoolExecutor(len(self.members)) as pool:
             list(pool.map(lambda member: member.compile(batch), self.members))

@@ -1,0 +1,60 @@
+"""Predicted memory against the compiler's: recorded programs, and a few compiled now."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp.config import build
+from jaxdp.mesh.compile import compile_step, compiled_bytes
+from jaxdp.plan.memory import memory
+
+RECORDED = Path(__file__).parents[1] / "benchmarks" / "data" / "compiled-bytes.jsonl"
+MODEL = {"layers": 3, "width": 96, "heads": 4, "ffn": 384, "context": 96, "vocab": 300}
+
+
+def errors():
+    for line in RECORDED.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        found = memory(build(row["config"]), row["devices"])
+        total = row["arguments"] + row["temporaries"]
+        yield found.arguments / row["arguments"] - 1, found.total / total - 1
+
+
+def test_recorded_programs_are_predicted():
+    state, total = np.abs(np.array(list(errors()))).T
+    assert state.max() < 0.05
+    assert total.mean() < 0.05
+    assert total.max() < 0.10
+
+
+@pytest.mark.parametrize(
+    ("strategy", "remat", "devices"),
+    [
+        ("zero1", "block", 4),
+        pytest.param("fsdp", "dots", 8, marks=pytest.mark.slow),
+        pytest.param("hsdp", "none", 4, marks=pytest.mark.slow),
+        pytest.param("ddp", "block", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_program_compiled_now_is_predicted(strategy, remat, devices):
+    config = build(
+        {
+            "model": MODEL,
+            "train": {"global_batch": 4 * devices, "remat": remat, "compute_dtype": "float32"},
+            "strategy": {"name": strategy, "min_shard_bytes": 1024},
+        }
+    )
+    compiled = compiled_bytes(compile_step(config, jax.devices()[:devices]))
+    assert compiled is not None
+    found = memory(config, devices)
+    assert found.arguments == pytest.approx(compiled.arguments, rel=0.01)
+    assert found.total == pytest.approx(compiled.total, rel=0.10)
+
+
+def test_a_server_worker_holds_no_optimizer_state():
+    config = build({"strategy": {"name": "ps"}, "train": {"global_batch": 16}})
+    assert memory(config, 4).optimizer == 0
+    assert memory(config, 4).parameters == memory(build({"strategy": {"name": "ddp"}}), 4).parameters
