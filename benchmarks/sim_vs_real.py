@@ -1,6 +1,6 @@
 """Predicted against measured throughput under the same injected delays: DDP and the threads engine, 4 workers.
 
-    python benchmarks/sim_vs_real.py              # about ten minutes, nearly all of it slept
+    python benchmarks/sim_vs_real.py              # a quarter of an hour, nearly all of it slept
     python benchmarks/sim_vs_real.py --json
 
 Each run is `jaxdp bench` in a process of its own. `pace` absorbs the real computing, so that two cores can
@@ -19,9 +19,9 @@ from sims.results import simulate
 from sims.setting import Setting
 from sims.strategy import Strategy
 
-WORKERS, WARM_UP, STEPS = 4, 3, 20
+WORKERS, WARM_UP, STEPS = 4, 3, 15
 TOLERANCE = 0.05
-PACE = "pace(seconds=0.25)"
+PACE = "pace(seconds=0.5)"
 STRATEGIES = (
     Strategy(name="ddp"),
     Strategy(name="ps"),
@@ -33,8 +33,8 @@ SETTINGS = (
     "persistent(factor=4,worker=0)",
     "persistent(factor=2,worker=3)",
     "lognormal(sigma=0.3)",
-    "exponential(mean_s=0.1)",
-    "pause(seconds=0.5,probability=0.1)",
+    "exponential(mean_s=0.2)",
+    "pause(seconds=1,probability=0.1)",
 )
 
 

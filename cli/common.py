@@ -1,14 +1,15 @@
 """What every command shares: the common options, and one document on stdout."""
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxdp.config import Config, load, to_toml
 from jaxdp.errors import BadInput
-from jaxdp.mesh.rules import STRATEGIES
 from jaxdp.strict_json import to_json
+
+if TYPE_CHECKING:
+    from jaxdp.config import Config  # pydantic takes a tenth of a second, which a simulation can do without
 
 ConfigOption = Annotated[
     list[str] | None,
@@ -50,13 +51,17 @@ def say(line: str) -> None:
 
 def load_configs(
     sources: list[str] | None, overrides: list[str] | None, strategies: str | None, flags: dict[str, Any]
-) -> list[Config]:
+) -> "list[Config]":
     """One config for each of the comma-separated strategies ("all": every one), else the config's own."""
+    from jaxdp.config import load
+
     names: list[str | None] = list(split_strategies(strategies)) if strategies else [None]
     return [load(sources or (), overrides or (), {**flags, "strategy.name": name}) for name in names]
 
 
 def split_strategies(text: str) -> list[str]:
+    from jaxdp.mesh.rules import STRATEGIES
+
     names = [*STRATEGIES, "ps"] if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise BadInput(f"--strategy {text!r}: names no strategy; known: {', '.join(STRATEGIES)}, ps, all")
@@ -65,6 +70,8 @@ def split_strategies(text: str) -> list[str]:
     return names
 
 
-def print_config(configs: list[Config]) -> None:
+def print_config(configs: "list[Config]") -> None:
     """The resolved config as TOML; of several, the first, since only their strategy differs."""
+    from jaxdp.config import to_toml
+
     sys.stdout.write(to_toml(configs[0]))

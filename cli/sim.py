@@ -53,15 +53,17 @@ def sim(
     ] = None,
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The trace to replay.")] = None,
     config: Annotated[
-        str | None,
-        typer.Option("--config", "-c", metavar="FILE_OR_NAME", help="A simulation's TOML, or a shipped one."),
+        list[str] | None,
+        typer.Option("--config", "-c", metavar="FILE_OR_NAME", help="TOML of a simulation, or a shipped one; repeat."),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one key; repeat.")
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option("--strategy", metavar="S[,S...]", help="ddp, zero1, fsdp, backup, local_sgd, ps."),
+        typer.Option(
+            "--strategy", metavar="S[,S...]", help="ddp, ddp_small_batch, zero1, fsdp, backup, local_sgd, ps."
+        ),
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", metavar="N", help="Workers (default 8).")] = None,
     steps: Annotated[
@@ -168,13 +170,13 @@ def sim(
     }
     if name and config:
         raise BadInput(f"{name}: give either a name or --config, not both")
-    case = setting.load(name or config, _given(flags), _given(options), _names(strategy), set_ or ())
+    case = setting.load([name] if name else config or [], _given(flags), _given(options), _names(strategy), set_ or ())
     if print_config:
         typer.echo(setting.to_toml(case), nl=False)
         return
     if not gradients and (learning_rates or until_loss is not None):
         raise BadInput("--learning-rates, --until-loss: belong to --gradients; add it")
-    _simulate(case, name or config or "sim", gradients, trace, run_dir, overwrite, json_, quiet)
+    _simulate(case, name or (config or ["sim"])[-1], gradients, trace, run_dir, overwrite, json_, quiet)
 
 
 LONG = 1_000_000  # gradients from which on progress is shown

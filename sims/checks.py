@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from jaxdp.errors import BadInput
 
 
-def whole(key: str, value: Any, least: int, most: int = 10**12) -> int:
+def whole(key: str, value: Any, least: int, most: int = 10**15) -> int:
     if type(value) is not int or not least <= value <= most:
         raise BadInput(f"{key}: expected a whole number from {least} to {most:g}, not {value!r}")
     return value

@@ -41,8 +41,7 @@ def draw_losses(results: Sequence[Result], folder: Path) -> list[Path]:
     losses = {label: [point.loss for point in curve] for label, curve in curves.items()}
     times = {label: ([p.virtual_time_s for p in curve], losses[label]) for label, curve in curves.items()}
     tokens = {label: ([float(p.tokens) for p in curve], losses[label]) for label, curve in curves.items()}
-    paths = draw(folder / "loss_against_time", times, "virtual time (s)", "loss (nats a token)", marker="")
-    return paths + draw(folder / "loss_against_tokens", tokens, "tokens", "loss (nats a token)", marker="")
+    return draw_panels(folder / "loss", {"virtual time (s)": times, "tokens": tokens}, "loss (nats a token)", marker="")
 
 
 def slowed(setting: Setting) -> Series:
@@ -59,25 +58,35 @@ def slowed(setting: Setting) -> Series:
     return series
 
 
-def draw(path: Path, series: Series, x: str, y: str, marker: str = "o", log_x: bool = False) -> list[Path]:
+def draw(path: Path, series: Series, x: str, y: str, marker: str = "o") -> list[Path]:
     """One line a label, to `path`.svg, .png and .csv."""
+    return draw_panels(path, {x: series}, y, marker)
+
+
+def draw_panels(path: Path, panels: Mapping[str, Series], y: str, marker: str = "o") -> list[Path]:
+    """Panels side by side, each named by its x axis; they share the y axis and the legend."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for label, (xs, ys) in series.items():
-        axes.plot(list(xs), list(ys), marker=marker, markersize=4, linewidth=1.3, label=label)
-    axes.set(xlabel=x, ylabel=y, xscale="log" if log_x else "linear")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    figure = Figure(figsize=(7 * len(panels), 4.5), layout="constrained")
+    for axes, (x, series) in zip(
+        figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels.items(), strict=True
+    ):
+        for label, (xs, ys) in series.items():
+            axes.plot(list(xs), list(ys), marker=marker, markersize=4, linewidth=1.3, label=label)
+        axes.set(xlabel=x)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set(ylabel=y)
+    figure.axes[-1].legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = [path.with_suffix(suffix) for suffix in (".svg", ".png", ".csv")]
     figure.savefig(written[0], metadata={"Date": None})
     figure.savefig(written[1], dpi=150)
     with written[2].open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(["label", x, y])
-        lines.writerows([label, a, b] for label, (xs, ys) in series.items() for a, b in zip(xs, ys, strict=True))
+        lines.writerow(["x axis", "label", "x", y])
+        for x, series in panels.items():
+            for label, (xs, ys) in series.items():
+                lines.writerows([x, label, a, b] for a, b in zip(xs, ys, strict=True))
     return written
 
 

@@ -25,6 +25,7 @@ from sims.setting import Setting
 from sims.strategy import Strategy
 
 NS = 1e-9
+LONGEST_NS = 2**62  # of a step, so that sums of a few fit in 64 bits
 DRAWN_STEPS = 256  # a worker's steps drawn at once
 
 # event kinds; at one instant links deliver, then workers leave and join, then pushes arrive
@@ -160,7 +161,10 @@ class World:
             if self.timed:
                 self.drawn[worker] = list(zip(sums[:, 0].tolist(), factors[:, 0].tolist(), strict=True))
             else:
-                self.drawn[worker] = np.rint(sums[:, 0] * factors[:, 0] / NS).astype(np.int64).tolist()
+                nanoseconds = np.rint(sums[:, 0] * factors[:, 0] / NS)
+                if not nanoseconds.max() < LONGEST_NS:
+                    raise BadInput(f"delays: a step of worker {worker} takes longer than 146 years; shorten them")
+                self.drawn[worker] = nanoseconds.astype(np.int64).tolist()
             place = 0
         if self.timed:
             sum_s, factor = self.drawn[worker][place]

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -109,18 +109,18 @@ class Setting:
 
 
 def load(
-    source: str | None,
+    sources: Sequence[str],
     flags: Mapping[str, Any],
     options: Mapping[str, Any],
     names: list[str] | None = None,
     overrides: Iterable[str] = (),
 ) -> Setting:
-    """The setting of a file or shipped name; `overrides` (`key=value`), then `flags` (keys) win over it.
+    """The setting of files or shipped names, later ones winning; then `overrides` (`key=value`), then `flags`.
 
     `names` replace its strategies; `options` (policy, bound, ...) go to the strategies that read them, and
     one that none reads is refused. Raises `BadInput`.
     """
-    values = _from_file(source, overrides) if source or overrides else {}
+    values = _from_files(sources, overrides) if sources or overrides else {}
     values |= flags
     values = _derived(values) | values
     if names:
@@ -131,10 +131,12 @@ def load(
     return build(values)
 
 
-def _from_file(source: str | None, overrides: Iterable[str]) -> dict[str, Any]:
+def _from_files(sources: Iterable[str], overrides: Iterable[str]) -> dict[str, Any]:
     from jaxdp.config import parse_override, read_toml  # here, since it takes a tenth of a second to load
 
-    values = read_toml(find(source)) if source else {}
+    values: dict[str, Any] = {}
+    for source in sources:
+        values |= read_toml(find(source))
     for override in overrides:
         values |= parse_override(override)
     return values

@@ -7,15 +7,13 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-MIN_WIDTH = 100  # narrower terminals wrap whole lines rather than cut columns
+MIN_WIDTH = 120  # narrower terminals wrap whole lines rather than cut columns
 COLUMNS = ("strategy", "gradients/s", "tokens/s", "slowdown", "vs DDP", "staleness", "idle", "wasted", "time")
 
 
 def print_results(rows: Sequence[dict[str, Any]]) -> None:
     """One line a strategy: means, ± half the 95 % confidence interval over the seeds."""
-    trained = "loss" in rows[0]
-    columns = (*COLUMNS, "loss", "rate", "time to loss") if trained else COLUMNS
-    table = _table(f"{rows[0]['workers']} workers, {rows[0]['steps']} steps (simulated)", columns)
+    table = _table(f"{rows[0]['workers']} workers, {rows[0]['steps']} steps (simulated)", COLUMNS)
     for row in rows:
         idle = row["idle_share"]
         table.add_row(
@@ -28,9 +26,10 @@ def print_results(rows: Sequence[dict[str, Any]]) -> None:
             f"{100 * sum(idle) / len(idle):.1f} %",
             f"{100 * row['wasted_share']:.1f} %",
             f"{_number(row['virtual_time_s'])} s",
-            *(_losses(row) if trained else ()),
         )
     _print(table)
+    if "loss" in rows[0]:
+        _print_losses(rows)
 
 
 def print_replay(report: dict[str, Any]) -> None:
@@ -83,10 +82,15 @@ def _print(table: Table) -> None:
     console.print(table)
 
 
-def _losses(row: dict[str, Any]) -> tuple[str, str, str]:
-    rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row["learning_rates"]))
-    reached = row["time_to_loss_s"]
-    return _number(row["loss"]["last"]), rates, "-" if reached is None else f"{_number(reached)} s"
+def _print_losses(rows: Sequence[dict[str, Any]]) -> None:
+    """What real gradients add; the learning rate is the one of the grid that ended lowest."""
+    table = _table("real gradients", ("strategy", "first loss", "last loss", "learning rate", "time to loss"))
+    for row in rows:
+        rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row["learning_rates"]))
+        reached = row["time_to_loss_s"]
+        time = "-" if reached is None else f"{_number(reached)} s"
+        table.add_row(row["label"], _number(row["loss"]["first"]), _number(row["loss"]["last"]), rates, time)
+    _print(table)
 
 
 def _number(value: float | None) -> str:

@@ -9,11 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.config import Config, OptimConfig, build
+from jaxdp.config import Config, OptimConfig, StrategyConfig, build
 from jaxdp.learn import optim
 from jaxdp.learn.batch import Batch
 from jaxdp.learn.model import cross_entropy_sum
-from jaxdp.learn.task import Fetch, Params, Task
+from jaxdp.learn.task import Fetch, Params, Task, TrainState
+from jaxdp.mesh import rules
+from jaxdp.mesh.devices import make_mesh
+from jaxdp.mesh.layout import make_layout
+from jaxdp.mesh.step import MeshStep, make_step
 from jaxdp.server.core import Push, Server, Update
 from jaxdp.server.loop import Loop
 from jaxdp.server.messages import Applied, Arrived, Asks, Grant, Message
@@ -49,10 +53,27 @@ def server_run(config: Config, **options: Any) -> ServerRun:
         run.compile()
         _COMPILED[key] = run.members
     run.members = _COMPILED[key]
+    optimizer = config.optim.model_dump_json()
+    if optimizer not in _INITIAL:
+        _INITIAL[optimizer] = run.initial_state()
+    run.initial_state = lambda: jax.tree.map(jnp.copy, _INITIAL[optimizer])  # the taker may donate it
     return run
 
 
 _COMPILED: dict[Any, list[Worker]] = {}
+_INITIAL: dict[str, TrainState] = {}
+
+
+def plain_step(config: Config, devices: int) -> MeshStep:
+    """The same task's step under DDP."""
+    return _plain_step(config.optim.model_dump_json(), config.train.steps, devices)
+
+
+@functools.cache
+def _plain_step(optimizer_json: str, steps: int, devices: int) -> MeshStep:
+    mesh = make_mesh({rules.DATA_AXIS: devices}, jax.devices()[:devices])
+    task = _bigram_task(optimizer_json, steps)
+    return make_step(task, make_layout(task, rules.STRATEGIES["ddp"].rule(StrategyConfig()), mesh))
 
 
 def bigram_task(config: Config) -> Task:

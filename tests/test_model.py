@@ -193,9 +193,9 @@ def test_no_policy_saves_gathered_parameters(remat: str) -> None:
     params = jax.eval_shape(task.init_params, jax.random.key(0))
     specs = jax.tree.map(lambda leaf: PartitionSpec(*[None] * (leaf.ndim - 1), "data"), params)
 
-    def fetch(group: str, shards: Params) -> Params:
+    def fetch(group: str, params: Params) -> Params:
         gather = lambda leaf: jax.lax.all_gather(leaf, "data", axis=leaf.ndim - 1, tiled=True)  # noqa: E731
-        return jax.tree.map(gather, shards)
+        return jax.tree.map(gather, params)
 
     def local(params: Params, batch: Batch) -> Params:
         return jax.grad(lambda p: task.loss_sum(p, batch, fetch)[0])(params)

@@ -80,7 +80,7 @@ def test_check_compiles_and_counts():
 
 def test_advise_prints_a_recommendation_and_draws(tmp_path):
     figure = tmp_path / "advice.svg"
-    text = run("advise", "--config", "small", "--hardware", "h100x8", "--figure", str(figure))
+    text = run("advise", "--config", "gpt2-xl", "--hardware", "h100x8", "--figure", str(figure))
     assert "recommendation: ddp" in text
     assert "communication budget" in text
     assert figure.is_file()

@@ -14,15 +14,11 @@ import pytest
 from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.learn.batch import Batch
 from jaxdp.learn.task import TrainState
-from jaxdp.mesh import rules
-from jaxdp.mesh.devices import make_mesh
-from jaxdp.mesh.layout import make_layout
-from jaxdp.mesh.step import make_step
 from jaxdp.records import StepRecord
 from jaxdp.server.arrays import make_update
 from jaxdp.server.run import ServerRun
 from jaxdp.server.shard_plan import names_of
-from tests.server_cases import BATCH, Bigrams, config, round_robin, server_run
+from tests.server_cases import BATCH, Bigrams, config, plain_step, round_robin, server_run
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd", "learning_rate": 0.2},
@@ -72,8 +68,7 @@ def test_sync_equals_ddp_on_the_same_uneven_batches(optimizer: str, shards: int)
     with started(setting) as run:
         records = run.window(6).records
         state = run.state
-    mesh = make_mesh({rules.DATA_AXIS: 4}, jax.devices()[:4])
-    ddp = make_step(run.task, make_layout(run.task, rules.STRATEGIES["ddp"].rule(setting.strategy), mesh))
+    ddp = plain_step(setting, 4)
     expected = jax.device_put(run.initial_state(), ddp.layout.state)
     for step in range(6):
         expected, metrics = ddp.step(expected, ddp.put(Bigrams().batch(step)))
@@ -90,8 +85,7 @@ def test_one_worker_equals_the_fused_plain_step() -> None:
     with started(setting) as run:
         run.window(6)
         state = run.state
-    mesh = make_mesh({rules.DATA_AXIS: 1}, jax.devices()[:1])
-    plain = make_step(run.task, make_layout(run.task, rules.STRATEGIES["ddp"].rule(setting.strategy), mesh))
+    plain = plain_step(setting, 1)
     expected = jax.device_put(run.initial_state(), plain.layout.state)
     for step in range(6):
         expected, _ = plain.step(expected, plain.put(Bigrams().batch(step)))
@@ -116,15 +110,18 @@ def test_every_worker_computes_on_its_device_on_rows_of_its_own() -> None:
 def test_mean_staleness_is_one_less_than_the_workers() -> None:
     with started(config(4)) as run:
         run.window(2)
+        run.window(1, settle=True)
         run.loop.metrics.reset()
-        records = run.window(60).records
+        records = run.window(100).records
+        records += [record for record in run.loop.settle() if isinstance(record, StepRecord)]  # however slow
         summary = run.loop.metrics.summary()
     assert summary["staleness"]["mean"] == pytest.approx(3, rel=0.02)
-    assert summary["staleness"]["mean"] == pytest.approx(sum(record.staleness or 0 for record in records) / 240)
+    assert summary["staleness"]["mean"] == pytest.approx(sum(r.staleness or 0 for r in records) / len(records))
     assert summary["updates_per_second"] == summary["worker_steps_per_second"]
-    assert summary["bytes_pushed"] == 240 * run.plan.bytes
+    assert summary["bytes_pushed"] == len(records) * run.plan.bytes
     assert all(0 <= share < 1 for share in [*summary["idle_share"], summary["server_busy_share"]])
-    assert [record.tokens for record in records] == [(8 + push + 1) * 32 for push in range(240)]
+    first = records[0].tokens
+    assert [record.tokens for record in records] == [first + push * 32 for push in range(len(records))]
 
 
 def test_prefetching_raises_the_staleness_by_one_step() -> None:
@@ -142,7 +139,7 @@ def test_dividing_by_the_staleness_trains_where_a_fixed_rate_diverges() -> None:
     losses = {}
     for workers, correction in ((1, "none"), (16, "none"), (16, "lr_over_staleness")):
         setting = config(workers, batch=workers * BATCH, optimizer=plain, correction=correction)
-        records = [r for r in round_robin(setting, workers).serve(480 // workers) if isinstance(r, StepRecord)]
+        records = [r for r in round_robin(setting, workers).serve(320 // workers) if isinstance(r, StepRecord)]
         losses[workers, correction] = np.mean([record.loss for record in records[-64:]])
     assert losses[1, "none"] < 2
     assert not losses[16, "none"] < 10
@@ -234,15 +231,15 @@ def test_an_outage_loses_the_step_and_the_worker_returns() -> None:
 
 
 def test_a_slowed_worker_delivers_less_and_the_others_do_not_wait() -> None:
-    spec = "pace(seconds=0.03),persistent(worker=0,factor=4)"
+    spec = "pace(seconds=0.06),persistent(worker=0,factor=4)"
     with started(config(4, stragglers=spec)) as run:
-        run.window(3)
+        run.window(2)
         run.loop.metrics.reset()
-        run.window(20)
+        run.window(15)
         summary = run.loop.metrics.summary()
     slow, *others = summary["worker_steps"]
     assert min(others) / slow > 2.5
-    assert summary["intended_step_s"] == pytest.approx([0.12, 0.03, 0.03, 0.03])
+    assert summary["intended_step_s"] == pytest.approx([0.24, 0.06, 0.06, 0.06])
     for intended, realised in zip(summary["intended_step_s"], summary["realised_step_s"], strict=True):
         assert realised >= intended
 
@@ -274,7 +271,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one(optimizer: str, shards: int)
 
 def test_ddp_opens_a_servers_state_and_the_reverse() -> None:
     setting = config(4, policy="sync", shards=2)
-    mesh = make_mesh({rules.DATA_AXIS: 4}, jax.devices()[:4])
     with started(setting) as run:
         run.window(3)
         state = run.state
@@ -283,7 +279,7 @@ def test_ddp_opens_a_servers_state_and_the_reverse() -> None:
         )
         run.window(2)
         expected = run.state
-    ddp = make_step(run.task, make_layout(run.task, rules.STRATEGIES["ddp"].rule(setting.strategy), mesh))
+    ddp = plain_step(setting, 4)
     continued = jax.device_put(state, ddp.layout.state)
     for step in (3, 4):
         continued, _ = ddp.step(continued, ddp.put(Bigrams().batch(step)))
@@ -357,7 +353,7 @@ def test_settled_windows_time_whole_steps_only() -> None:
 
 
 def test_every_push_leaves_spans_in_its_lanes() -> None:
-    with started(config(2), spans=True) as run:
+    with started(config(2, policy="sync"), spans=True) as run:
         window = run.window(5)
     lanes = {(span.worker, span.lane) for span in window.spans}
     assert lanes == {(-1, "apply")} | {(w, lane) for w in range(2) for lane in ("compute", "NIC in", "NIC out")}

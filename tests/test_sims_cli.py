@@ -106,6 +106,9 @@ REFUSALS = {
     ("--workers", "0", "--compute-s", "1"): "workers",
     ("--steps", "0", "--compute-s", "1"): "steps",
     ("--latency-s", "-1", "--compute-s", "1"): "latency_s",
+    ("--delays", "persistent(factor=1000000),pareto(mean_s=1e9,alpha=1.0001)"): "146 years",
+    ("--compute-s", "1e-12"): "no time passed",
+    ("--delays", "fail(mtbf_s=0.001,restart_s=0)", "--compute-s", "1"): "never survives",
     ("--latency-s", "nan", "--compute-s", "1"): "latency_s",
     ("--nic-gbps", "0", "--compute-s", "1"): "nic_gbps",
     ("--set", "worker=4", "--compute-s", "1"): "did you mean workers?",
@@ -148,8 +151,16 @@ def test_shipped_simulations_load_and_print_themselves(name: str, tmp_path: Path
     assert printed.exit_code == 0
     path = tmp_path / "printed.toml"
     path.write_text(printed.stdout)
-    assert setting.load(str(path), {}, {}) == setting.load(name, {}, {})
+    assert setting.load([str(path)], {}, {}) == setting.load([name], {}, {})
     assert name in setting.headline(setting.find(name))
+
+
+def test_later_files_and_overrides_win(tmp_path: Path) -> None:
+    path = tmp_path / "more.toml"
+    path.write_text("workers = 6\nsteps = 30\nseeds = 1")
+    rows = results("--config", "straggler", "--config", path, "--set", "steps=40", "--workers", 5)
+    assert {(row["workers"], row["steps"]) for row in rows} == {(5, 40)}
+    assert len(rows) == 6
 
 
 def test_list_names_everything() -> None:

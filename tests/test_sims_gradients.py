@@ -161,7 +161,7 @@ def test_the_command_repeats_to_the_byte(shop: Workshop, tmp_path: Path) -> None
     one, two = tmp_path / "one", tmp_path / "two"
     assert (one / "losses.csv").read_bytes() == (two / "losses.csv").read_bytes()
     assert (one / "results.json").read_bytes() == (two / "results.json").read_bytes()
-    assert (one / "figures" / "loss_against_time.svg").exists()
+    assert (one / "figures" / "loss.svg").exists()
     for row in documents[0]["results"]:
         assert row["loss"]["last"] < row["loss"]["first"]
         assert row["time_to_loss_s"] is None or 0 < row["time_to_loss_s"] <= row["virtual_time_s"]

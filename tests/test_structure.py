@@ -18,7 +18,7 @@ BELOW = {
     "server": {"learn", "mesh"},
     "plan": {"learn", "mesh"},
     "run": {"learn", "mesh", "server", "plan"},
-    "report": {"learn", "plan"},
+    "report": {"learn", "mesh", "plan"},
 }
 NO_JAX = [
     "sims",

@@ -175,8 +175,10 @@ def _initial(name: str, shape: tuple[int, ...], model: ModelConfig, rngs: nnx.Rn
 _NEVER_SAVED = {
     "all_gather",
     "all_gather_invariant",
+    "broadcast_in_dim",
     "cond",
     "convert_element_type",
+    "custom_vjp_call",
     "dynamic_slice",
     "optimization_barrier",
     "pcast",

@@ -97,13 +97,14 @@ def _uneven(hardware: Hardware) -> bool:
 
 
 def _best_synchronous(rows: list[Row]) -> Row | None:
-    """The simplest mesh strategy that fits and that none beats clearly."""
-    fitting = [row for row in rows if row.strategy in SIMPLEST_FIRST and row.fits]
-    if not fitting:
-        return None
-    fastest = max(row.tokens_per_second for row in fitting)
-    close = [row for row in fitting if row.tokens_per_second * CLEARLY >= fastest]
-    return min(close, key=lambda row: SIMPLEST_FIRST.index(row.strategy))
+    """The simplest mesh strategy that fits, unless a less simple one is clearly faster."""
+    by_name = {row.strategy: row for row in rows if row.fits}
+    best = None
+    for name in SIMPLEST_FIRST:
+        row = by_name.get(name)
+        if row and (best is None or row.tokens_per_second > CLEARLY * best.tokens_per_second):
+            best = row
+    return best
 
 
 def _recommend(rows: list[Row], config: Config) -> tuple[str | None, str]:
@@ -124,7 +125,10 @@ def _recommend(rows: list[Row], config: Config) -> tuple[str | None, str]:
         reason = f"DDP does not fit ({bytes_text(ddp.memory.total)} of {bytes_text(ddp.usable_bytes)} a device)"
     else:
         gain = best.tokens_per_second / ddp.tokens_per_second - 1
-        reason = f"DDP fits too, but as built its reduction overlaps nothing: {best.strategy} is {gain:.0%} faster"
+        reason = (
+            f"DDP fits too, but as built its reduction overlaps nothing and every device updates the whole state:"
+            f" {best.strategy} is {gain:.0%} faster"
+        )
     micro = f", with {best.accumulation} microbatches" if best.accumulation > 1 else ""
     fit = f"{best.strategy} fits with {bytes_text(best.memory.total)}{micro}"
     return best.strategy, f"{reason}; {fit}; {best.bottleneck}{_rival(best, rows)}"

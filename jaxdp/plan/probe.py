@@ -12,13 +12,13 @@ from typing import Any
 
 import psutil
 
-REPEATS = 7
+REPEATS = 5
 CLOSE = 0.1  # hosts whose rates differ by less are one group
 SPEED_TOLERANCE = 0.05  # devices of one host that differ by less are equal
 SMALL_BYTES = 4 * 2**10  # a message of latency alone
 LARGE_BYTES = {"cpu": 16 * 2**20, "other": 256 * 2**20}
 COPY_BYTES = {"cpu": 64 * 2**20, "other": 2**30}
-PRODUCT_WIDTH = {"cpu": 1024, "other": 8192}
+PRODUCT_WIDTH = {"cpu": 768, "other": 8192}
 
 
 def probe(devices: Sequence[Any]) -> dict[str, Any]:

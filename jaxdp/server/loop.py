@@ -58,13 +58,12 @@ class Loop:
         Raises `JaxdpError` when no worker is left.
         """
         while self.core.tokens < until_step * self.batch_tokens:
-            message = self._wait()
             try:
-                if message is not None:
+                if (message := self._wait()) is not None:
                     yield from self._handle(message)
+                yield from self._dismiss_the_silent()
             except ShardsLost as lost:
                 yield from self._start_over(lost.core)
-            yield from self._dismiss_the_silent()
 
     def settle(self) -> Iterator[Record]:
         """Waits until every worker has finished the step it was given, and only then lets them all go on.
@@ -73,14 +72,18 @@ class Loop:
         """
         messages: list[Message] = []
         heard: Counter[int] = Counter()
-        while any(len(given) > heard[worker] for worker, given in enumerate(self._given)):
-            message = self._wait()
-            if message is not None:
-                messages.append(message)
-                heard[message.worker] += isinstance(message, Arrived | Left)
-            yield from self._dismiss_the_silent()
-        for message in messages:
-            yield from self._handle(message)
+        try:
+            while any(len(given) > heard[worker] for worker, given in enumerate(self._given)):
+                if (message := self._wait()) is not None:
+                    messages.append(message)
+                    heard[message.worker] += isinstance(message, Arrived | Left)
+                yield from self._dismiss_the_silent()
+            while messages:
+                yield from self._handle(messages.pop(0))
+        except ShardsLost as lost:
+            yield from self._start_over(lost.core)
+            for message in messages:
+                yield from self._handle(message)
 
     def _wait(self) -> Message | None:
         """The next message, or None after a tick."""
@@ -209,7 +212,8 @@ class Loop:
 
     def _dismiss_the_silent(self) -> Iterator[Record]:
         for worker, given in enumerate(self._given):
-            if given and self._served_s - given[0][1] > self.deadline_s < self.engine.silent_s(worker):
+            overdue = given and self._served_s - given[0][1] > self.deadline_s
+            if overdue and self.engine.silent_s(worker) > self.deadline_s:
                 yield from self._dismiss(worker, f"silent for over {self.deadline_s:g} s")
 
 

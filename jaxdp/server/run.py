@@ -46,7 +46,6 @@ class ServerRun:
     ) -> None:
         self.config = config
         self.data = data
-        self.devices = list(devices)
         self.policy = policy_of(config.server)
         if config.server.pipeline and self.policy.lockstep:
             raise BadInput(f"server.pipeline: policy {config.server.policy!r} leaves no step to prefetch")
@@ -55,6 +54,10 @@ class ServerRun:
             raise BadInput("server.workers: a cluster needs to be told how many (--workers N)")
         groups = [[devices[0]]] if self.on_ray else devices_of(config, devices)
         self.workers = config.server.workers or len(groups)
+        # On a cluster the driver's device stands for each of the workers' own.
+        each = config.server.devices_per_worker
+        used = {device.id: device for group in groups for device in group}
+        self.devices = [devices[0]] * (self.workers * each) if self.on_ray else list(used.values())
         self.delays = delay_models.parse(config.stragglers, config.train.seed, "stragglers")
         self.delays.check(self.workers)
         if config.server.pipeline and self.delays.failing:
