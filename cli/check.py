@@ -77,7 +77,7 @@ def check(
     for each in configs:
         for count in counts:
             report = preflight(each, count, hosts, memory, platform=platform)
-            if (topology is not None or compile_) and report.ok:
+            if (topology is not None or compile_) and document(report, each.strategy.name, allowed)["ok"]:
                 report = compiled_check(each, report, hosts, topology, memory)
             found.append((each, report))
     if json_:

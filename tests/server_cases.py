@@ -13,7 +13,8 @@ from jaxdp.config import Config, OptimConfig, StrategyConfig, build
 from jaxdp.learn import optim
 from jaxdp.learn.batch import Batch
 from jaxdp.learn.model import cross_entropy_sum
-from jaxdp.learn.task import Fetch, Params, Task, TrainState
+from jaxdp.learn.params import Fetch, Params
+from jaxdp.learn.task import Task, TrainState
 from jaxdp.mesh import rules
 from jaxdp.mesh.devices import make_mesh
 from jaxdp.mesh.layout import make_layout

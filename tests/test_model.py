@@ -13,8 +13,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxdp.config import Config, build
 from jaxdp.learn import shapes
 from jaxdp.learn.attention import BLOCK, blocked_attention, choose, cudnn_attention, rotary, xla_attention
+from jaxdp.learn.batch import Batch
 from jaxdp.learn.model import Dropout, rms_norm
-from jaxdp.learn.task import Batch, Params, Task, cast_fetch, make_task
+from jaxdp.learn.params import Params
+from jaxdp.learn.task import Task, cast_fetch, make_task
 
 SMALL: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "ffn": 48, "context": 16, "vocab": 61}
 VARIANTS: dict[str, dict[str, Any]] = {

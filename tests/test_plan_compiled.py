@@ -5,9 +5,12 @@ import pytest
 
 from jaxdp.config import Config, build
 from jaxdp.errors import BadInput, Refused
+from jaxdp.mesh.collectives import summarise
 from jaxdp.mesh.rules import STRATEGIES, Specs, replicated
 from jaxdp.plan.compiled import compiled_check, examine, topology_devices
+from jaxdp.plan.hardware import load_hardware
 from jaxdp.plan.preflight import preflight, require
+from jaxdp.plan.traffic import phases
 
 MODEL = {"layers": 2, "width": 32, "heads": 4, "ffn": 64, "context": 16, "vocab": 64}
 
@@ -29,6 +32,18 @@ def test_a_sound_program_has_no_findings_and_known_memory():
     assert report.compiled is not None
     assert report.memory_bytes == report.compiled["memory"]["total"] > 0
     assert {row["kind"] for row in report.compiled["collectives"]} >= {"all-gather", "reduce-scatter"}
+
+
+@pytest.mark.parametrize(
+    "strategy", ["hsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero1", "fsdp"))]
+)
+def test_the_predicted_volume_is_the_programs(strategy):
+    """Within 1 %: what the cost model charges a device for is what the compiled program sends."""
+    program = examine(config(strategy), jax.devices()[:4])
+    _, sent = summarise(program.collectives)
+    predicted = phases(config(strategy), load_hardware("h100x4"), "float32").moved_bytes
+    assert program.findings == ()
+    assert sent == pytest.approx(predicted, rel=0.01)
 
 
 def test_an_fsdp_program_without_gathers_is_refused():

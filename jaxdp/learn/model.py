@@ -17,7 +17,8 @@ from flax import nnx
 from jaxdp.config import ModelConfig
 from jaxdp.learn import shapes
 from jaxdp.learn.attention import SAVED_NAME, Attention, rotary
-from jaxdp.learn.task import Batch, Fetch, Params
+from jaxdp.learn.batch import Batch
+from jaxdp.learn.params import Fetch, Params
 
 Remat = Literal["none", "dots", "block"]
 

@@ -9,21 +9,15 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp.config import Config
+from jaxdp.learn import attention, model, optim
 from jaxdp.learn.batch import Batch
-
-Params = Any  # a tree of dicts: {"embed", "blocks": {...}, "final_norm", "head"}
+from jaxdp.learn.params import Fetch, Params
 
 
 class TrainState(NamedTuple):
     step: jax.Array
     params: Params
     opt_state: Any
-
-
-class Fetch(Protocol):
-    """Turns the shards of one group of parameters ("outer" or "block") into the full parameters."""
-
-    def __call__(self, group: str, params: Params) -> Params: ...
 
 
 class LossSum(Protocol):
@@ -53,8 +47,6 @@ class Task:
 
 def make_task(config: Config, platform: str) -> Task:
     """The task of a config. `platform` ("cpu", "gpu" or "tpu") decides what "auto" leaves open."""
-    from jaxdp.learn import attention, model, optim  # these read the contracts above
-
     dtype = compute_dtype(config, platform)
     form = attention.choose(platform, dtype, config.model.head_dim)
     return Task(

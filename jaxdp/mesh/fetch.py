@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxdp.learn.task import Fetch, Params
+from jaxdp.learn.params import Fetch, Params
 
 
 def make_fetch(param_specs: Any, compute_dtype: jax.typing.DTypeLike) -> Fetch:

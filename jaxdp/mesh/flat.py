@@ -18,8 +18,9 @@ import optax
 from jaxdp.config import Config
 from jaxdp.learn.batch import Batch
 from jaxdp.learn.optim import decayed, make_tx
+from jaxdp.learn.params import Fetch, Params
 from jaxdp.learn.shapes import Parameter, parameters
-from jaxdp.learn.task import Fetch, Params, Task
+from jaxdp.learn.task import Task
 from jaxdp.mesh.flat_layout import FlatLayout, flat_layout
 from jaxdp.mesh.rules import DATA_AXIS, ShardRule, Specs
 

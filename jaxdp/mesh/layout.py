@@ -7,7 +7,8 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdp.learn.task import Params, Task, TrainState
+from jaxdp.learn.params import Params
+from jaxdp.learn.task import Task, TrainState
 from jaxdp.mesh.rules import ShardRule
 
 

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdp.learn.task import Batch, Params, Task, TrainState
+from jaxdp.learn.batch import Batch
+from jaxdp.learn.params import Params
+from jaxdp.learn.task import Task, TrainState
 from jaxdp.mesh.fetch import make_fetch
 from jaxdp.mesh.layout import Layout, spec_axes
 from jaxdp.mesh.pace import StepPace, note_start, sleep_rest

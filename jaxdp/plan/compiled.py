@@ -5,12 +5,15 @@ Imports JAX when called. With a topology the program is a TPU's, compiled withou
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxdp.config import Config
 from jaxdp.errors import BadInput
+from jaxdp.mesh.collectives import Planned
 from jaxdp.mesh.discrepancies import Discrepancy, compare
+from jaxdp.mesh.flat_layout import is_flat
 from jaxdp.mesh.hlo import Collective, collectives
 from jaxdp.mesh.rules import ShardRule
 from jaxdp.plan.preflight import Finding, Report
@@ -79,7 +82,19 @@ def examine(config: Config, devices: "list[jax.Device]", hosts: int = 1, rule: S
             notes.append(problem.message)
         else:
             findings.append(_finding(problem))
+    if is_flat(config.strategy):
+        findings += _merged_rounds(planned, found)
     return Program(tuple(found), compiled_bytes(compiled), tuple(findings), tuple(notes))
+
+
+def _merged_rounds(planned: Sequence[Planned], found: Sequence[Collective]) -> list[Finding]:
+    """The flat unit pays by its rounds: fewer than planned, and the compiler has merged some."""
+    wanted = sum(one.count for one in planned if one.kind == "all-reduce")
+    there = sum(one.count or 0 for one in found if one.kind == "all-reduce")
+    if there >= wanted:
+        return []
+    message = f"the flat unit's fetches take {there} all-reduces a step instead of {wanted}: rounds were merged"
+    return [Finding("unplanned_collective", "error", message, "make each round depend on the one before", "blocks")]
 
 
 def _finding(problem: Discrepancy) -> Finding:
