@@ -4,6 +4,7 @@
     python benchmarks/memory_model.py --topology v5e:2x4   # the same on a TPU slice that isn't there (needs libtpu)
     python benchmarks/memory_model.py --record 20          # compile 20 more and add them to the fitting data
     python benchmarks/memory_model.py --fit                # fit the coefficients of jaxdp/plan/memory_fit.py
+    (both with --topology for a TPU's)
 
 Compiling takes seconds to minutes each. State is what the compiled step is called with, the total adds its
 temporaries. Held-out configurations come from another seed than recorded ones.
@@ -27,13 +28,14 @@ from jaxdp.plan.memory import Parts, local_sequences, memory, parts, temporaries
 from jaxdp.plan.memory_fit import _BY_DEFINITION, Fit
 from jaxdp.plan.sharding import shards
 
-DATA = Path(__file__).parent / "data" / "compiled-bytes.jsonl"
+DATA = Path(__file__).parent / "data"
 DEVICES = 8
 HELD_OUT, TPU_HELD_OUT = 32, 10
 HELD_OUT_SEED = "held out"
 REMATS = ("none", "dots", "block")
+FOLDS = 5
 KINDS = 4  # of activations, see `memory.Parts`
-PRIOR = 0.02  # the weight of staying near the coefficients by definition, in relative error a unit
+PRIOR = 0.05  # the weight of staying near the coefficients by definition, in relative error a unit
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,24 @@ def measure(values: dict[str, Any], available: Sequence[Any], devices: int) -> R
     return Row(config, devices, found.arguments, found.temporaries)
 
 
-def held_out(topology: str | None) -> int:
-    """Compiles configurations that were not fitted and prints the table; 1 if one is off by more than allowed."""
+def platform_of(topology: str | None) -> str:
+    return "tpu" if topology else "cpu"
+
+
+def recorded(topology: str | None) -> Path:
+    return DATA / f"compiled-bytes-{platform_of(topology)}.jsonl"
+
+
+def available_devices(topology: str | None) -> Sequence[Any]:
     from jaxdp.mesh.devices import claim
     from jaxdp.plan.compiled import topology_devices
 
-    platform = "tpu" if topology else "cpu"
-    available = topology_devices(topology) if topology else claim(DEVICES)
+    return topology_devices(topology) if topology else claim(DEVICES)
+
+
+def held_out(topology: str | None) -> int:
+    """Compiles configurations that were not fitted and prints the table; 1 if one is off by more than allowed."""
+    platform, available = platform_of(topology), available_devices(topology)
     chance = random.Random(f"{HELD_OUT_SEED} {platform}")
     errors, dominated = [], 0
     print("strategy devices remat  layers width context vocab   state pred/compiled      total pred/compiled")
@@ -119,23 +132,22 @@ def _line(row: Row, arguments: int, total: int) -> str:
     )
 
 
-def record(count: int) -> None:
+def record(count: int, topology: str | None) -> None:
     """Adds drawn configurations and their bytes to the fitting data."""
-    from jaxdp.mesh.devices import claim
-
-    known = len(DATA.read_text().splitlines()) if DATA.is_file() else 0
+    path, available = recorded(topology), available_devices(topology)
+    known = len(path.read_text().splitlines()) if path.is_file() else 0
     chance = random.Random(f"recorded from {known}")
-    with DATA.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8") as file:
         for _ in range(count):
-            values, devices = draw(chance)
-            row = measure(values, claim(DEVICES), devices)
+            values, devices = draw(chance, tpu=bool(topology))
+            row = measure(values, available, devices)
             entry = {"config": values, "devices": devices, "arguments": row.arguments, "temporaries": row.temporaries}
             file.write(json.dumps(entry) + "\n")
             file.flush()
 
 
-def read() -> list[Row]:
-    entries = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
+def read(topology: str | None) -> list[Row]:
+    entries = [json.loads(line) for line in recorded(topology).read_text(encoding="utf-8").splitlines()]
     return [Row(build(e["config"]), e["devices"], e["arguments"], e["temporaries"]) for e in entries]
 
 
@@ -148,11 +160,14 @@ def unflatten(values: np.ndarray) -> Fit:
     return Fit(saved, mlp, attention, *values[3 * KINDS :].tolist())
 
 
-def fit(rows: Sequence[Row], remat: str) -> Fit:
+def parts_of(row: Row, value_bytes: int) -> Parts:
+    placed = shards(row.config, row.devices)
+    return parts(row.config, placed, local_sequences(row.config, row.devices), value_bytes)
+
+
+def fit(rows: Sequence[Row], remat: str, value_bytes: int) -> Fit:
     """Non-negative coefficients that fit the totals' logarithms, near those by definition where data say little."""
-    placed: list[Parts] = [
-        parts(row.config, shards(row.config, row.devices), local_sequences(row.config, row.devices), 4) for row in rows
-    ]
+    placed = [parts_of(row, value_bytes) for row in rows]
     prior = flatten(_BY_DEFINITION[remat])
 
     def misses(values: np.ndarray) -> np.ndarray:
@@ -167,21 +182,19 @@ def fit(rows: Sequence[Row], remat: str) -> Fit:
     return unflatten(min(found, key=lambda each: each.cost).x.round(3))
 
 
-def print_fits(rows: Sequence[Row]) -> None:
+def print_fits(rows: Sequence[Row], value_bytes: int) -> None:
     for remat in REMATS:
         chosen = [row for row in rows if row.config.train.remat == remat]
-        fitted = fit(chosen, remat)
         errors = []
-        for fold in range(5):
-            part = fit([row for index, row in enumerate(chosen) if index % 5 != fold], remat)
-            errors += [_error(row, part) for index, row in enumerate(chosen) if index % 5 == fold]
-        print(f'    "{remat}": {fitted},')
+        for fold in range(FOLDS):
+            part = fit([row for index, row in enumerate(chosen) if index % FOLDS != fold], remat, value_bytes)
+            errors += [_error(row, part, value_bytes) for index, row in enumerate(chosen) if index % FOLDS == fold]
+        print(f'    "{remat}": {fit(chosen, remat, value_bytes)},')
         print(f"    # {len(chosen)} rows, in five folds: total off by {np.mean(errors):.1%}, at most {max(errors):.1%}")
 
 
-def _error(row: Row, fitted: Fit) -> float:
-    of = parts(row.config, shards(row.config, row.devices), local_sequences(row.config, row.devices), 4)
-    return abs((row.arguments + temporaries(of, fitted)) / row.total - 1)
+def _error(row: Row, fitted: Fit, value_bytes: int) -> float:
+    return abs((row.arguments + temporaries(parts_of(row, value_bytes), fitted)) / row.total - 1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -192,9 +205,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if given.record:
-        record(given.record)
+        record(given.record, given.topology)
     elif given.fit:
-        print_fits(read())
+        print_fits(read(given.topology), 2 if given.topology else 4)
     else:
         return held_out(given.topology)
     return 0

