@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed$(if $(EXTRA),-$(EXTRA),)
 DEV_STAMP := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# As an installed wheel would be: the first start of a command is then as quick as the later ones.
+COMPILE := $(BIN)/python -m compileall -q jaxdp sims cli
 PYTEST := $(BIN)/python -m pytest
 
 # What the newest JAX is tried with: the parts that JAX's own changes can break.
@@ -42,10 +44,12 @@ $(BIN)/python:
 
 $(RUN_STAMP): pyproject.toml | $(BIN)/python
 	$(PIP) -e ".$(if $(EXTRA),[$(EXTRA)],)"
+	$(COMPILE)
 	touch $@
 
 $(DEV_STAMP): pyproject.toml | $(BIN)/python
 	$(PIP) -e ".[dev]"
+	$(COMPILE)
 	touch $@
 
 clean:

@@ -31,7 +31,7 @@ from jaxdp.plan.sharding import shards
 DATA = Path(__file__).parent / "data"
 DEVICES = 8
 HELD_OUT, TPU_HELD_OUT = 32, 10
-HELD_OUT_SEED = "held out"
+HELD_OUT_SEED = "held out, second draw"
 REMATS = ("none", "dots", "block")
 FOLDS = 5
 KINDS = 4  # of activations, see `memory.Parts`

@@ -45,6 +45,10 @@ def test_a_sweep_shows_which_counts_are_safe(tmp_path):
     assert "0 1:1 2|3 4:4 5" in run(*sweep, error=Refused)
 
 
+def test_a_figure_that_cannot_be_written_is_one_error():
+    run("check", "--config", "nano", "--figure", "/proc/nowhere/cuts.svg", error=JaxdpError)
+
+
 def test_allow_lets_a_finding_pass():
     arguments = ["check", "--strategy", "fsdp", "--devices", "4", *FLAT]
     run(*arguments, error=Refused)

@@ -76,7 +76,14 @@ def test_a_bad_file_is_refused_in_one_line(text, tmp_path):
 
 @pytest.mark.parametrize(
     ("source", "hosts", "nic"),
-    [("h100x0", None, None), ("h100x", None, None), ("nothing.toml", None, None), ("h100", 0, None)]
+    [
+        ("h100x0", None, None),
+        ("h100x99999999", None, None),
+        ("h100x8", 10_000, None),
+        ("h100x", None, None),
+        ("nothing.toml", None, None),
+        ("h100", 0, None),
+    ]
     + [("h100", None, nic) for nic in (0, -1, float("nan"), float("inf"))],
 )
 def test_bad_flags_are_refused(source, hosts, nic):

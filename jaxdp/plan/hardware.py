@@ -14,6 +14,7 @@ from jaxdp.config import read_toml
 from jaxdp.errors import BadInput
 from jaxdp.plan.presets import PRESETS
 
+MOST_DEVICES = 2**15
 HOST_BANDWIDTH = 31e9  # PCIe 4.0 x16, one way
 HOST_MEMORY_BANDWIDTH = 200e9  # assumed: eight channels of DDR4-3200
 
@@ -123,7 +124,10 @@ def load_hardware(source: str, hosts: int | None = None, nic_gbps: float | None 
         if not nic_gbps > 0 or math.isinf(nic_gbps):
             raise BadInput(f"--nic-gbps {nic_gbps}: must be above 0")
         groups = tuple(replace(group, nic_bandwidth=nic_gbps * 1e9 / 8) for group in groups)
-    return Hardware(groups)
+    hardware = Hardware(groups)
+    if hardware.devices > MOST_DEVICES:
+        raise BadInput(f"--hardware {source}: {hardware.devices} devices; at most {MOST_DEVICES}")
+    return hardware
 
 
 # Keys of a [[hosts]] table besides `preset`, with the field and the factor to its unit.

@@ -131,7 +131,7 @@ def parts(config: Config, placed: Shards, sequences: int, value_bytes: int) -> P
     return Parts(
         layers=model.layers,
         layer=tuple(tokens * size for size in (model.width, projected, *ffn)),
-        scores=model.heads * min(QUERY_BLOCK, model.context) * model.context * value_bytes,
+        scores=model.heads * _largest_scores(model.context) * value_bytes,
         logits=sequences * model.context * model.vocab * PARAMETER_BYTES,
         block_gradients=sum(leaf.shard_bytes for leaf in blocks),
         outer_gradients=sum(leaf.shard_bytes for leaf in outer),
@@ -142,6 +142,12 @@ def parts(config: Config, placed: Shards, sequences: int, value_bytes: int) -> P
         outer_gathered=sum(leaf.parameter.bytes for leaf in outer if any(leaf.params)),
         accumulated=held if config.train.accumulation > 1 else 0,
     )
+
+
+def _largest_scores(context: int) -> int:
+    """The scores of the block of queries with the most: each block sees the keys up to its own end."""
+    starts = range(0, context, QUERY_BLOCK)
+    return max(min(QUERY_BLOCK, context - start) * min(start + QUERY_BLOCK, context) for start in starts)
 
 
 def _reduced_last(leaf: Leaf, placed: Shards) -> bool:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from jaxdp.learn.shapes import count
 from jaxdp.plan.advise import ASSUMPTIONS, Advice
+from jaxdp.report.figure import save
 from jaxdp.units import bytes_text, seconds_text
 
 PIPED_WIDTH = 120
@@ -85,7 +86,6 @@ def budget_text(advice: Advice) -> str:
 
 def save_figure(advice: Advice, path: Path) -> list[Path]:
     """The step of each strategy, split, and what a byte sent saves as each dimension grows."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -101,10 +101,7 @@ def save_figure(advice: Advice, path: Path) -> list[Path]:
     left.set_ylim(0, 1.2 * max(bottoms))
     left.legend(ncols=3, loc="upper center", fontsize=8)
     _draw_exchange(right, advice)
-    FigureCanvasSVG(figure).print_svg(str(path))
-    table = path.with_suffix(".csv")
-    table.write_text(_csv(advice), encoding="utf-8")
-    return [path, table]
+    return save(figure, _csv(advice), path)
 
 
 def _draw_exchange(axes: Any, advice: Advice) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from jaxdp.config import ModelConfig
 from jaxdp.mesh.flat_layout import FlatLayout, flat_layout
 from jaxdp.plan.preflight import Report
+from jaxdp.report.figure import save
 from jaxdp.units import bytes_text
 
 
@@ -79,7 +80,6 @@ def cuts_text(flat: FlatLayout) -> str:
 
 def save_boundaries(reports: Sequence[Report], model: ModelConfig, flat: bool, path: Path) -> list[Path]:
     """Draws the blocks in a row for each device count, with the cuts; split blocks stand out. Also as CSV."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 1 + 0.35 * len(reports)), layout="constrained")
@@ -97,10 +97,7 @@ def save_boundaries(reports: Sequence[Report], model: ModelConfig, flat: bool, p
     axes.set_xticks([layer + 0.5 for layer in range(model.layers)], [str(layer) for layer in range(model.layers)])
     axes.set(xlabel="block", ylabel="devices", title=_title(flat), xlim=(-0.1, model.layers + 0.1))
     axes.invert_yaxis()
-    FigureCanvasSVG(figure).print_svg(str(path))
-    table = path.with_suffix(".csv")
-    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [path, table]
+    return save(figure, "\n".join(lines) + "\n", path)
 
 
 def _cuts(model: ModelConfig, devices: int, flat: bool) -> tuple[list[float], set[int]]:
