@@ -18,6 +18,7 @@ from cli.common import (
     SetOption,
     StragglersOption,
     load_configs,
+    plain_warnings,
     print_config,
     print_json,
 )
@@ -106,6 +107,7 @@ def bench(
     if print_config_:
         print_config(configs)
         return
+    plain_warnings()
     from jaxdp.run.prepare import prepare
 
     prepared = prepare(

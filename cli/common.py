@@ -55,8 +55,20 @@ def load_configs(
     """One config for each of the comma-separated strategies ("all": every one), else the config's own."""
     from jaxdp.config import load
 
-    names: list[str | None] = list(split_strategies(strategies)) if strategies else [None]
-    return [load(sources or (), overrides or (), {**flags, "strategy.name": name}) for name in names]
+    names: list[str | None] = [None] if strategies is None else list(split_strategies(strategies))
+    configs = [load(sources or (), overrides or (), {**flags, "strategy.name": name}) for name in names]
+    given = [key for key, value in flags.items() if key.startswith("server.") and value is not None]
+    if given and all(config.strategy.name != "ps" for config in configs):
+        raise BadInput(f"{given[0]}: is the parameter server's; add --strategy ps, or leave it out")
+    return configs
+
+
+def plain_warnings() -> None:
+    """Warnings of the library as lines for people."""
+    import logging
+
+    logging.addLevelName(logging.WARNING, "warning")
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
 
 
 def split_strategies(text: str) -> list[str]:

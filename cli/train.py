@@ -18,6 +18,7 @@ from cli.common import (
     SetOption,
     StragglersOption,
     load_configs,
+    plain_warnings,
     print_config,
     print_json,
     say,
@@ -114,6 +115,7 @@ def train(
     if print_config_:
         print_config(configs)
         return
+    plain_warnings()
     with StopFlag() as stop:
         from jaxdp.run.prepare import prepare
 
@@ -144,8 +146,8 @@ def train(
     if json_:
         print_json(summary.to_json())
     else:
-        heldout = "-" if summary.eval_loss is None else f"{summary.eval_loss:.4f}"
-        say(f"step {summary.step}: loss {summary.loss}, held-out loss {heldout}; records: {summary.run_dir}")
+        loss, heldout = ("-" if x is None else f"{x:.4f}" for x in (summary.loss, summary.eval_loss))
+        say(f"step {summary.step}: loss {loss}, held-out loss {heldout}; records: {summary.run_dir}")
     if stop.exit_code is not None:
         raise typer.Exit(stop.exit_code)
 

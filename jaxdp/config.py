@@ -5,6 +5,7 @@ result. Every mistake raises `BadInput` with the key's path and, for an unknown 
 """
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -17,8 +18,10 @@ from jaxdp.errors import BadInput
 
 SHIPPED = Path(__file__).parent / "configs"
 
-Count = Annotated[int, Field(ge=1, strict=True)]
-Natural = Annotated[int, Field(ge=0, strict=True)]
+MOST = 2**40  # of anything that is counted: larger numbers are slips of the keyboard
+
+Count = Annotated[int, Field(ge=1, le=MOST, strict=True)]
+Natural = Annotated[int, Field(ge=0, le=MOST, strict=True)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -85,7 +88,7 @@ class OptimConfig(Section):
     """AdamW or SGD, linear warm-up, then cosine to zero over `train.steps` or constant; `clip` 0 turns clipping off."""
 
     name: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
+    learning_rate: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = 1e-3
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup_steps: Natural = 10
     weight_decay: Seconds = 0.1
@@ -329,5 +332,5 @@ def _one_line(error: Any) -> str:
 
 
 def _near_divisor(wrong: int, whole: int) -> str:
-    divisors = [d for d in range(1, whole + 1) if whole % d == 0]
-    return f"; try {min(divisors, key=lambda d: (abs(d - wrong), d))}"
+    low = [d for d in range(1, math.isqrt(whole) + 1) if whole % d == 0]
+    return f"; try {min({*low, *(whole // d for d in low)}, key=lambda d: (abs(d - wrong), d))}"

@@ -47,6 +47,8 @@ def test_under_stragglers_the_barrier_waits_and_the_server_does_not(tmp_path: Pa
     assert 0.27 <= ps.step_time_s.median < 0.75 * ddp.step_time_s.median
     assert ddp.extra["intended_step_s"] == pytest.approx([0.6, 0.2])
     assert ddp.extra["realised_step_s"] == pytest.approx([0.6, 0.2], rel=0.3)
+    # A push is an update of half a batch; rates and step times are of the same windows.
+    assert ps.extra["updates_per_second"] == pytest.approx(2 / ps.step_time_s.median, rel=0.1)
     assert ps.extra["policy"] == "async" and ps.extra["staleness"]["mean"] > 0
     assert ps.extra["bytes_pulled"] > 0 and len(ps.extra["idle_share"]) == 2
     assert any("stragglers" in note for note in ddp.notes)

@@ -106,6 +106,8 @@ def measure(
     measured = []
     for run in runs:
         measured.append(Measured(run, run.window(warm_up)))
+        if isinstance(run, ServerRun):
+            run.loop.metrics.reset()
         observe(run.config.strategy.name, 0, "warmed up")
     takes_turns = len(runs) > 1 and any(isinstance(run, ServerRun) for run in runs)
     sizes = window_sizes(steps, SERVER_STEPS if takes_turns else 1)

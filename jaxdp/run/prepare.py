@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxdp.config import Config
+from jaxdp.errors import BadInput
 from jaxdp.learn.corpora import open_corpus
 from jaxdp.learn.data import Data, open_data
 from jaxdp.plan.preflight import Report, check_allowed, preflight, require
@@ -43,6 +44,8 @@ def prepare(
     Raises `BadInput` or `Refused`; then nothing has been written but possibly an empty folder.
     """
     allow = check_allowed(allow)
+    if run_dir == "":
+        raise BadInput("--run-dir: is empty; name a folder or leave it out")
     if devices is not None:
         for config in configs:
             require(preflight(config, devices), allow)

@@ -81,6 +81,10 @@ def train(
             with oom.named("compiling", config, prepared.reports[0]):
                 run.compile()
             observe(run.next_step, f"compiled in {run.compile_s:.1f} s")
+            if end > config.train.steps and config.optim.schedule == "cosine":
+                observe(
+                    0, f"steps after {config.train.steps} train at a rate of 0; --set train.steps={end} stretches it"
+                )
         with folder.lines("steps.jsonl") as lines, oom.named("training", config, prepared.reports[0]):
             last = _loop(run, end, save_every, eval_every, checkpoints, lines, prepared, observe, stop)
         last_loss = last.loss if last else last_loss
@@ -119,13 +123,14 @@ def _loop(
     size = 1
     while run.next_step < end and not stop:
         reach = min(end, _next(run.next_step, save_every, end), _next(run.next_step, eval_every, end))
-        window = run.window(min(size, reach - run.next_step))
+        before = run.next_step
+        window = run.window(min(size, reach - before))
         for record in window.records:
             lines.append(record.to_json())
         refuse_nonfinite(run.config, window.records)
         last = window.records[-1]
         size = max(1, min(MOST_STEPS, int(WINDOW_S / last.step_time_s)))
-        observe(len(window.records), step_line(run, last))
+        observe(run.next_step - before, step_line(run, last))
         if save_every and run.next_step % save_every == 0:
             checkpoints.save(run.next_step, run.state, _metadata(run.config, prepared, run, last.loss))
         if eval_every and run.next_step % eval_every == 0 and run.next_step < end:

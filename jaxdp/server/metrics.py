@@ -22,11 +22,15 @@ class Spans:
 
 
 class Measurements:
-    """Counts since the last `reset`; a worker is idle while it neither moves data nor computes."""
+    """Counts since the last `reset`; a worker is idle while it neither moves data nor computes.
+
+    Rates are of what happens between `begin` and `end`, whose time is taken.
+    """
 
     def __init__(self, workers: int, parameter_bytes: int) -> None:
         self.workers = workers
         self.parameter_bytes = parameter_bytes
+        self._timing = False
         self.reset()
 
     def reset(self) -> None:
@@ -45,9 +49,11 @@ class Measurements:
         self.lost_steps = 0  # of workers that were given up
 
     def begin(self) -> None:
+        self._timing = True
         self._since_s = time.perf_counter()
 
     def end(self) -> None:
+        self._timing = False
         self.seconds += time.perf_counter() - self._since_s
 
     def arrived(self, worker: int, spans: Spans, backlog: int) -> None:
@@ -61,10 +67,10 @@ class Measurements:
         self.queue.append(backlog)
 
     def applied(self, staleness: tuple[int, ...], seconds: float) -> None:
-        self.updates += 1
-        self.pushes += len(staleness)
+        self.updates += self._timing
+        self.pushes += len(staleness) * self._timing
         self.staleness.update(staleness)
-        self.server_busy_s += seconds
+        self.server_busy_s += seconds * self._timing
 
     def summary(self) -> dict[str, Any]:
         """The keys that only a parameter server has; unknown is None."""
