@@ -113,7 +113,7 @@ def test_a_killed_worker_comes_back_and_every_push_is_accounted_for() -> None:
 
 
 def test_a_stopped_worker_is_given_up_by_the_deadline_and_its_late_push_is_dropped() -> None:
-    with server_run(config(deadline_s=2)) as run:
+    with server_run(config(deadline_s=4)) as run:
         run.start()
         records = run.window(3).records
         engine: Any = run.loop.engine
@@ -125,10 +125,12 @@ def test_a_stopped_worker_is_given_up_by_the_deadline_and_its_late_push_is_dropp
         stopped.resume()
         records += serve_until(run, lambda later: 0 in {record.worker for record in later if record.applied})
         own = [record for record in records if record.worker == 0]
+        again = next(record for record in own if record.applied)
         assert not own[0].applied
-        assert run.loop.metrics.dropped == 1
-        assert own[1].sequence == own[0].sequence  # computed again, on newer parameters
-        assert own[1].version > own[0].version
+        # On a busy machine it may be late more than once: each such push is dropped, and counted.
+        assert run.loop.metrics.dropped == sum(not record.applied for record in records)
+        assert again.sequence == own[0].sequence  # computed again, on newer parameters
+        assert again.version > own[0].version
 
 
 def test_a_killed_shard_goes_back_to_what_was_saved_and_the_version_never_does() -> None:
