@@ -15,7 +15,7 @@ from jaxdp.config import Config
 from jaxdp.learn.shapes import PARAMETER_BYTES
 from jaxdp.plan.compute import COMPUTE_BYTES
 from jaxdp.plan.memory_fit import FITTED, Fit
-from jaxdp.plan.sharding import Leaf, Shards, mesh_config, mesh_devices, shards, workers
+from jaxdp.plan.sharding import Shards, mesh_config, mesh_devices, shards, workers
 
 QUERY_BLOCK = 64  # queries that blocked attention handles at once (learn.attention)
 TOKEN_BYTES, ROW_BYTES = 12, 4  # of a batch: inputs, targets and weights a token, a position a row
@@ -56,8 +56,7 @@ class Parts(NamedTuple):
 
     `layer` is one block's activations, by kind: width, queries with keys and values, ffn (GELU), ffn (SwiGLU);
     `scores` one sequence's attention scores for one block of queries. Gradients are those that a device holds,
-    `reduced` those that are summed or scattered after the last microbatch, and what comes of them; `*_whole` are
-    full parameters.
+    `reduced` what the optimizer gets of them, in its own layout; `*_whole` are full parameters.
     """
 
     layers: int
@@ -69,8 +68,8 @@ class Parts(NamedTuple):
     reduced: float
     block_whole: float
     block_gathered: float
-    outer_whole: float
-    outer_gathered: float
+    head_whole: float
+    head_gathered: float
     accumulated: float
 
 
@@ -106,15 +105,15 @@ def temporaries(of: Parts, fit: Fit) -> float:
         + fit.block_gradients * of.block_gradients
         + fit.block_whole * of.block_whole
         + fit.block_gathered * of.block_gathered
-        + fit.outer_backward * of.outer_whole
+        + fit.head_backward * of.head_whole
     )
     loss = (
         fit.loss_width * of.layer[0]
         + fit.logits * of.logits
-        + fit.outer_loss * of.outer_whole
+        + fit.head_loss * of.head_whole
         + fit.loss_gradients * of.block_gradients
     )
-    kept = fit.outer_gathered * of.outer_gathered + fit.accumulated * of.accumulated
+    kept = fit.head_gathered * of.head_gathered + fit.accumulated * of.accumulated
     update = fit.update_gradients * (of.block_gradients + of.outer_gradients) + fit.update_reduced * of.reduced
     return max(saved + max(backward, loss) + kept, update)
 
@@ -127,6 +126,7 @@ def parts(config: Config, placed: Shards, sequences: int, value_bytes: int) -> P
     projected = (model.heads + 2 * model.key_value_heads) * model.head_dim
     blocks = [leaf for leaf in placed.leaves if leaf.path.startswith("blocks")]
     outer = [leaf for leaf in placed.leaves if not leaf.path.startswith("blocks")]
+    head = max(outer, key=lambda leaf: leaf.parameter.bytes)  # of embedding and head the one in use at a time
     held = sum(leaf.shard_bytes for leaf in placed.leaves)
     return Parts(
         layers=model.layers,
@@ -135,11 +135,11 @@ def parts(config: Config, placed: Shards, sequences: int, value_bytes: int) -> P
         logits=sequences * model.context * model.vocab * PARAMETER_BYTES,
         block_gradients=sum(leaf.shard_bytes for leaf in blocks),
         outer_gradients=sum(leaf.shard_bytes for leaf in outer),
-        reduced=sum(leaf.gradient_shard_bytes for leaf in placed.leaves if _reduced_last(leaf, placed)),
+        reduced=sum(leaf.gradient_shard_bytes for leaf in placed.leaves),
         block_whole=sum(leaf.parameter.bytes for leaf in blocks) / model.layers,
         block_gathered=sum(leaf.parameter.bytes for leaf in blocks if any(leaf.params)) / model.layers,
-        outer_whole=sum(leaf.parameter.bytes for leaf in outer),
-        outer_gathered=sum(leaf.parameter.bytes for leaf in outer if any(leaf.params)),
+        head_whole=head.parameter.bytes,
+        head_gathered=head.parameter.bytes if any(head.params) else 0,
         accumulated=held if config.train.accumulation > 1 else 0,
     )
 
@@ -148,10 +148,6 @@ def _largest_scores(context: int) -> int:
     """The scores of the block of queries with the most: each block sees the keys up to its own end."""
     starts = range(0, context, QUERY_BLOCK)
     return max(min(QUERY_BLOCK, context - start) * min(start + QUERY_BLOCK, context) for start in starts)
-
-
-def _reduced_last(leaf: Leaf, placed: Shards) -> bool:
-    return any(size > 1 and axis not in leaf.params for axis, size in placed.axes.items())
 
 
 def local_sequences(config: Config, devices: int) -> int:

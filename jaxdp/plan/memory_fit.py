@@ -13,12 +13,12 @@ class Fit(NamedTuple):
     block_gradients: float
     block_whole: float
     block_gathered: float
-    outer_backward: float
+    head_backward: float
     loss_width: float
     logits: float
-    outer_loss: float
+    head_loss: float
     loss_gradients: float
-    outer_gathered: float
+    head_gathered: float
     accumulated: float
     update_gradients: float
     update_reduced: float
@@ -36,58 +36,58 @@ _BY_DEFINITION = {
 # Fitted to 170 programs that XLA compiled for CPUs (benchmarks/data/compiled-bytes-cpu.jsonl).
 _CPU = {
     "none": Fit(
-        saved=(8.668, 1.138, 6.158, 6.126),
-        mlp=(6.736, 0.232, 2.264, 5.559),
-        attention=(5.571, 3.517, 0.164, 0.108),
-        scores=5.451,
-        block_gradients=1.024,
-        block_whole=0.957,
-        block_gathered=0.23,
-        outer_backward=0.376,
-        loss_width=2.992,
-        logits=1.973,
-        outer_loss=0.495,
-        loss_gradients=0.891,
-        outer_gathered=0.542,
-        accumulated=0.936,
-        update_gradients=1.127,
-        update_reduced=1.127,
+        saved=(8.668, 1.101, 6.146, 6.1),
+        mlp=(6.848, 0.269, 2.402, 5.63),
+        attention=(5.708, 3.635, 0.169, 0.065),
+        scores=5.384,
+        block_gradients=0.998,
+        block_whole=1.128,
+        block_gathered=0.164,
+        head_backward=0.495,
+        loss_width=3.082,
+        logits=1.966,
+        head_loss=1.048,
+        loss_gradients=0.923,
+        head_gathered=0.473,
+        accumulated=0.911,
+        update_gradients=1.0,
+        update_reduced=0.996,
     ),
     "dots": Fit(
-        saved=(2.618, 1.134, 0.912, 1.929),
-        mlp=(8.251, 1.82, 2.363, 3.888),
-        attention=(7.498, 3.376, 0.0, 0.229),
-        scores=3.852,
-        block_gradients=1.105,
-        block_whole=0.69,
-        block_gathered=0.419,
-        outer_backward=1.146,
-        loss_width=3.91,
-        logits=1.993,
-        outer_loss=0.525,
-        loss_gradients=1.052,
-        outer_gathered=0.382,
-        accumulated=0.927,
+        saved=(2.589, 1.196, 0.971, 1.9),
+        mlp=(6.863, 1.651, 2.499, 4.68),
+        attention=(7.605, 3.469, 0.064, 0.059),
+        scores=2.572,
+        block_gradients=1.0,
+        block_whole=1.015,
+        block_gathered=0.29,
+        head_backward=1.034,
+        loss_width=3.082,
+        logits=1.966,
+        head_loss=1.048,
+        loss_gradients=0.923,
+        head_gathered=0.473,
+        accumulated=0.911,
         update_gradients=1.0,
-        update_reduced=1.0,
+        update_reduced=0.996,
     ),
     "block": Fit(
-        saved=(0.521, 0.087, 0.096, 0.151),
-        mlp=(8.94, 1.907, 2.682, 5.607),
-        attention=(6.994, 2.807, 0.051, 0.09),
-        scores=7.085,
-        block_gradients=1.106,
-        block_whole=0.74,
-        block_gathered=0.372,
-        outer_backward=0.575,
-        loss_width=3.933,
-        logits=1.935,
-        outer_loss=1.749,
-        loss_gradients=0.382,
-        outer_gathered=0.158,
-        accumulated=0.841,
-        update_gradients=1.957,
-        update_reduced=0.059,
+        saved=(0.726, 0.146, 0.01, 0.027),
+        mlp=(7.822, 1.67, 3.253, 6.1),
+        attention=(7.137, 2.747, 0.036, 0.087),
+        scores=7.102,
+        block_gradients=0.998,
+        block_whole=0.91,
+        block_gathered=0.164,
+        head_backward=0.823,
+        loss_width=3.082,
+        logits=1.966,
+        head_loss=1.048,
+        loss_gradients=0.923,
+        head_gathered=0.473,
+        accumulated=0.911,
+        update_gradients=1.0,
+        update_reduced=0.996,
     ),
 }
 FITTED: dict[str, dict[str, Fit]] = {"cpu": _CPU, "gpu": _BY_DEFINITION, "tpu": _BY_DEFINITION}
