@@ -59,7 +59,9 @@ def prepare(
     claimed = claim(devices)
     hosts = len({device.process_index for device in claimed})
     memory_bytes = device_memory_bytes(claimed[0])
-    reports = tuple(preflight(config, len(claimed), hosts, memory_bytes) for config in configs)
+    reports = tuple(
+        preflight(config, len(claimed), hosts, memory_bytes, platform=claimed[0].platform) for config in configs
+    )
     for report in reports:
         require(report, allow)
     flags = flags if jax.default_backend() == "gpu" else ()
