@@ -238,6 +238,7 @@ REAL = [
     pytest.param("fsdp", 1, "dots", marks=pytest.mark.slow),
     pytest.param("fsdp", 2, "dots", marks=pytest.mark.slow),
     pytest.param("hsdp", 1, "none", marks=pytest.mark.slow),
+    pytest.param("hsdp", 1, "dots", marks=pytest.mark.slow),
     pytest.param("hsdp", 2, "block", marks=pytest.mark.slow),
     pytest.param("ddp", 2, "none", marks=pytest.mark.slow),
 ]
