@@ -77,7 +77,8 @@ def check(
     for each in configs:
         for count in counts:
             report = preflight(each, count, hosts, memory, platform=platform)
-            if (topology is not None or compile_) and document(report, each.strategy.name, allowed)["ok"]:
+            compiles = report.runs and document(report, each.strategy.name, allowed)["ok"]
+            if compiles and (topology is not None or compile_):
                 report = compiled_check(each, report, hosts, topology, memory)
             found.append((each, report))
     if json_:

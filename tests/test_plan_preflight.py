@@ -120,10 +120,20 @@ def test_each_wrong_sharding_is_found(case):
     assert (found[0].severity == "error") == (name in ERRORS)
     if change:
         assert found[0].parameter == change[0]
-    if name in ERRORS:
-        with pytest.raises(Refused, match=f"--allow {name}"):
-            require(report)
-        require(report, allow=(name,))
+    if name in ERRORS:  # there is no program for it, so that no run can allow it
+        assert not report.runs
+        for allow in ((), (name,)):
+            with pytest.raises(Refused, match=name) as refused:
+                require(report, allow)
+            assert "pass --allow" not in str(refused.value)
+
+
+def test_a_split_block_is_refused_and_can_be_allowed():
+    report = preflight(config("fsdp", batch=12, unit="flat"), 3)
+    assert report.runs
+    with pytest.raises(Refused, match="or pass --allow block_split"):
+        require(report)
+    require(report, allow=("block_split",))
 
 
 def test_five_largest_replicated_leaves_are_named_largest_first():

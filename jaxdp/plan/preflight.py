@@ -17,6 +17,7 @@ from jaxdp.plan.sharding import Leaf, shards
 
 ERRORS = ("block_split", "batch_undivided", "group_undivided", "bad_spec", "memory", "unplanned_collective")
 WARNINGS = ("replicated", "uneven", "undivided_dim")
+NO_PROGRAM = ("batch_undivided", "group_undivided", "bad_spec")  # a check may let them pass, a run cannot
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class Report:
     @property
     def ok(self) -> bool:
         return all(finding.severity != "error" for finding in self.findings)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a program at all, however slow or large."""
+        return all(finding.name not in NO_PROGRAM for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -80,12 +86,14 @@ def preflight(
 
 
 def require(report: Report, allow: Iterable[str] = ()) -> None:
-    """Raises `Refused`, in one line, for the first error that is not allowed by name."""
-    allow = check_allowed(allow)
+    """What a run needs: raises `Refused`, in one line, for the first error not allowed, or that allows no program."""
+    allow = check_allowed(allow).difference(NO_PROGRAM)
     refused = [f for f in report.findings if f.severity == "error" and f.name not in allow]
     if refused:
+        first = refused[0]
+        way_out = "" if first.name in NO_PROGRAM else f", or pass --allow {first.name}"
         more = f" (and {len(refused) - 1} more: see jaxdp check)" if len(refused) > 1 else ""
-        raise Refused(f"{refused[0]}, or pass --allow {refused[0].name}{more}")
+        raise Refused(f"{first}{way_out}{more}")
 
 
 def check_allowed(names: Iterable[str]) -> frozenset[str]:

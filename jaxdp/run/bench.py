@@ -51,6 +51,10 @@ class Measured:
         return step_time([window.seconds / window.steps for window in self.windows])
 
     @property
+    def mean_step_s(self) -> float:
+        return sum(window.seconds for window in self.windows) / sum(window.steps for window in self.windows)
+
+    @property
     def data_wait_share(self) -> float:
         """Of the time of all streams of batches: one of a mesh strategy, one a worker of a server."""
         waited = sum(record.data_wait_s for window in self.windows for record in window.records)
@@ -166,7 +170,8 @@ def _result(prepared: Prepared, measured: Measured, until_loss: float | None) ->
     config, first = run.config, run.devices[0]
     tokens = config.train.global_batch * config.model.context
     seconds = measured.step_time_s
-    rate = tokens / seconds.median
+    # Injected delays make some windows long, and a server's bursts of pushes make some short: then all of them count.
+    rate = tokens / (measured.mean_step_s if config.stragglers else seconds.median)
     communication = facts.communication_of(run)
     use = facts.utilisation(run, rate)
     race = {"time_to_loss_s": measured.time_to_loss_s, "steps_to_loss": measured.steps_to_loss}

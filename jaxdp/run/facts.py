@@ -191,7 +191,14 @@ def notes(run: Run, use: Utilisation, findings: list[str]) -> list[str]:
     """What a reader must know before believing the figures."""
     said = [f"check: {finding}" for finding in findings]
     if run.config.stragglers:
-        said.append(f"stragglers injected, slept in real time: {run.config.stragglers}")
+        said.append(
+            f"stragglers injected, slept in real time: {run.config.stragglers}; tokens/s is the mean of all windows"
+        )
+    if run.config.strategy.round_latency_s:
+        said.append(
+            f"a latency of {run.config.strategy.round_latency_s:g} s is injected, slept in every round that fetches "
+            "a block or returns its gradients"
+        )
     if run.devices[0].platform == "cpu" and len(run.devices) > 1:
         said.append(
             f"the {len(run.devices)} host devices share this machine's cores: their throughput is no evidence of a "
