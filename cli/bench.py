@@ -22,6 +22,13 @@ from cli.common import (
     print_config,
     print_json,
 )
+from cli.process_options import (
+    CoordinatorOption,
+    JoinTimeoutOption,
+    ProcessesOption,
+    ProcessIdOption,
+    StallTimeoutOption,
+)
 from cli.server_options import (
     AddressOption,
     BackupsOption,
@@ -38,6 +45,7 @@ from cli.server_options import (
     WorkerStrategyOption,
     server_flags,
 )
+from jaxdp.errors import BadInput
 
 
 def bench(
@@ -59,6 +67,10 @@ def bench(
     trace: Annotated[bool, typer.Option("--trace", help="Write a timeline for ui.perfetto.dev.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a JAX profiler trace into the run folder.")] = False,
     stragglers: StragglersOption = None,
+    attribute_stragglers: Annotated[
+        bool,
+        typer.Option("--attribute-stragglers", help="Tell which process the others wait for (several processes)."),
+    ] = False,
     engine: EngineOption = None,
     workers: WorkersOption = None,
     policy: PolicyOption = None,
@@ -72,6 +84,11 @@ def bench(
     devices_per_worker: DevicesPerWorkerOption = None,
     placement: PlacementOption = None,
     address: AddressOption = None,
+    coordinator: CoordinatorOption = None,
+    processes: ProcessesOption = None,
+    process_id: ProcessIdOption = None,
+    join_timeout: JoinTimeoutOption = 300.0,
+    stall_timeout: StallTimeoutOption = None,
     xla_flags: Annotated[
         bool, typer.Option("--xla-flags/--no-xla-flags", help="XLA's overlap flags for GPUs (listed in the result).")
     ] = True,
@@ -103,33 +120,54 @@ def bench(
         placement=placement,
         address=address,
     )
-    configs = load_configs(config, set_, strategy, {**flags, "train.seed": seed, "stragglers": stragglers})
-    if print_config_:
-        print_config(configs)
-        return
+    from jaxdp.run.scheduler import find_job
+
     plain_warnings()
-    from jaxdp.run.prepare import prepare
+    with find_job(coordinator, processes, process_id, join_timeout, stall_timeout) as job:
+        configs = load_configs(config, set_, strategy, {**flags, "train.seed": seed, "stragglers": stragglers})
+        if print_config_:
+            if job.first:
+                print_config(configs)
+            return
+        from jaxdp.run.prepare import prepare
 
-    prepared = prepare(
-        configs, devices, allow=allow or (), run_dir=run_dir, overwrite=overwrite, name="bench", xla_flags=xla_flags
-    )
-    steps = steps or (20 if until_loss is None else 500)
-    from cli.progress import StepProgress
-    from jaxdp.run.bench import bench as run_bench
-
-    with StepProgress([each.strategy.name for each in configs], steps, shown=not quiet) as progress:
-        results = run_bench(
-            prepared,
-            steps=steps,
-            warm_up=warm_up,
-            until_loss=until_loss,
-            profile=profile,
-            trace=trace,
-            observe=progress.advance,
+        if attribute_stragglers and job.processes == 1:
+            raise BadInput("--attribute-stragglers: there is one process; jaxdp launch -n N starts several")
+        prepared = prepare(
+            configs,
+            devices,
+            allow=allow or (),
+            run_dir=run_dir,
+            overwrite=overwrite,
+            name="bench",
+            xla_flags=xla_flags,
+            job=job,
         )
-    if json_:
-        print_json([result.to_json() for result in results])
-    else:
-        from jaxdp.report.tables import print_bench
+        steps = steps or (20 if until_loss is None else 500)
+        from cli.progress import StepProgress
+        from jaxdp.run.bench import bench as run_bench
 
-        print_bench(results)
+        names = [each.strategy.name for each in configs]
+        with StepProgress(names, steps, shown=job.first and not quiet) as progress:
+            results = run_bench(
+                prepared,
+                steps=steps,
+                warm_up=warm_up,
+                until_loss=until_loss,
+                profile=profile,
+                trace=trace,
+                attribute=attribute_stragglers,
+                observe=progress.advance,
+            )
+        if not job.first:
+            return
+        if json_:
+            print_json([result.to_json() for result in results])
+        else:
+            from jaxdp.report.tables import print_bench
+
+            print_bench(results)
+            if attribute_stragglers:
+                from jaxdp.report.ranks import print_ranks
+
+                print_ranks(results)

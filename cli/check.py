@@ -18,7 +18,10 @@ from cli.common import (
     print_json,
     say,
 )
+from cli.process_options import CoordinatorOption, JoinTimeoutOption, ProcessesOption, ProcessIdOption
 from jaxdp.errors import BadInput, Refused
+from jaxdp.run.processes import gather, host_name
+from jaxdp.run.scheduler import find_job
 
 WITHOUT_A_CHOICE = 4  # what a run on a CPU would take
 
@@ -46,6 +49,10 @@ def check(
     figure: Annotated[
         Path | None, typer.Option("--figure", metavar="FILE.svg", help="Draw where boundaries fall (and a CSV).")
     ] = None,
+    coordinator: CoordinatorOption = None,
+    processes: ProcessesOption = None,
+    process_id: ProcessIdOption = None,
+    join_timeout: JoinTimeoutOption = 300.0,
     allow: AllowOption = None,
     print_config_: PrintConfigOption = False,
     json_: JsonOption = False,
@@ -56,51 +63,59 @@ def check(
 
     Example: jaxdp check --config nano --strategy fsdp --devices 1:8 --set strategy.unit=flat
     """
-    configs = load_configs(config, set_, strategy, {})
-    if print_config_:
-        print_config(configs)
-        return
-    from jaxdp.mesh.flat_layout import is_flat
-    from jaxdp.plan.preflight import check_allowed, preflight
-    from jaxdp.report.check import document, print_check, print_sweep, save_boundaries
+    with find_job(coordinator, processes, process_id, join_timeout) as job:
+        configs = load_configs(config, set_, strategy, {})
+        if print_config_:
+            if job.first:
+                print_config(configs)
+            return
+        from jaxdp.mesh.flat_layout import is_flat
+        from jaxdp.plan.preflight import check_allowed, preflight
+        from jaxdp.report.check import document, print_check, print_sweep, save_boundaries
 
-    allowed = check_allowed(allow or ())
-    counts = _counts(devices)
-    if topology is not None or compile_:
-        from jaxdp.plan.compiled import compiled_check
+        allowed = check_allowed(allow or ())
+        counts = _counts(devices)
+        if topology is not None or compile_:
+            from jaxdp.plan.compiled import compiled_check
 
-        if len(counts) > 1:
-            raise BadInput(f"--devices {devices}: --compile takes one number of devices")
-    memory, platform = _memory_and_platform(hardware)
-    chosen = configs[0]
-    found = []
-    for each in configs:
-        for count in counts:
-            report = preflight(each, count, hosts, memory, platform=platform)
-            compiles = report.runs and document(report, each.strategy.name, allowed)["ok"]
-            if compiles and (topology is not None or compile_):
-                report = compiled_check(each, report, hosts, topology, memory)
-            found.append((each, report))
-    if json_:
-        documents = [document(report, each.strategy.name, allowed) for each, report in found]
-        print_json(documents if len(documents) > 1 else documents[0])
-    elif not quiet:
+            if len(counts) > 1:
+                raise BadInput(f"--devices {devices}: --compile takes one number of devices")
+            job.join()
+        host_names = gather(host_name())
+        hosts = hosts if hosts > 1 else len(set(host_names))
+        memory, platform = _memory_and_platform(hardware)
+        chosen = configs[0]
+        found = []
         for each in configs:
-            reports = [report for owner, report in found if owner is each]
-            if len(reports) > 1:
-                print_sweep(reports, each.strategy.name, each.model, is_flat(each.strategy))
-            else:
-                print_check(reports[0], each.strategy.name, allowed)
-    if figure is not None:
-        reports = [report for owner, report in found if owner is chosen]
-        say(f"figure: {', '.join(map(str, save_boundaries(reports, chosen.model, is_flat(chosen.strategy), figure)))}")
-    refused = [
-        f"{each.strategy.name} on {report.devices} devices"
-        for each, report in found
-        if not document(report, each.strategy.name, allowed)["ok"]
-    ]
-    if refused:
-        raise Refused(f"not safe: {', '.join(refused)}; see the findings, or pass --allow NAME")
+            for count in counts:
+                report = preflight(each, count, hosts, memory, platform=platform)
+                compiles = report.runs and document(report, each.strategy.name, allowed)["ok"]
+                if compiles and (topology is not None or compile_):
+                    report = compiled_check(each, report, hosts, topology, memory, host_names=host_names)
+                found.append((each, report))
+        if not job.first:
+            pass
+        elif json_:
+            documents = [document(report, each.strategy.name, allowed) for each, report in found]
+            print_json(documents if len(documents) > 1 else documents[0])
+        elif not quiet:
+            for each in configs:
+                reports = [report for owner, report in found if owner is each]
+                if len(reports) > 1:
+                    print_sweep(reports, each.strategy.name, each.model, is_flat(each.strategy))
+                else:
+                    print_check(reports[0], each.strategy.name, allowed)
+        if figure is not None and job.first:
+            reports = [report for owner, report in found if owner is chosen]
+            drawn = save_boundaries(reports, chosen.model, is_flat(chosen.strategy), figure)
+            say(f"figure: {', '.join(map(str, drawn))}")
+        refused = [
+            f"{each.strategy.name} on {report.devices} devices"
+            for each, report in found
+            if not document(report, each.strategy.name, allowed)["ok"]
+        ]
+        if refused:
+            raise Refused(f"not safe: {', '.join(refused)}; see the findings, or pass --allow NAME")
 
 
 def _counts(text: str | None) -> list[int]:

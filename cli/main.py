@@ -10,7 +10,8 @@ import typer
 
 from jaxdp.errors import JaxdpError
 
-COMMANDS = ("bench", "train", "check", "advise", "probe", "sim")  # each is the function of that name in cli/NAME.py
+# Each is the function of that name in cli/NAME.py.
+COMMANDS = ("bench", "train", "check", "advise", "probe", "sim", "report", "sweep", "launch", "reproduce")
 
 app = typer.Typer(
     name="jaxdp",
@@ -25,7 +26,8 @@ def register(arguments: list[str]) -> None:
     named = next((word for word in arguments if not word.startswith("-")), None)
     completing = "_JAXDP_COMPLETE" in os.environ
     for name in [named] if named in COMMANDS and not completing else COMMANDS:
-        app.command(name)(getattr(import_module(f"cli.{name}"), name))
+        module = import_module(f"cli.{name}")
+        app.command(name, context_settings=getattr(module, "CONTEXT", None))(getattr(module, name))
 
 
 def _print_version(wanted: bool) -> None:

@@ -60,3 +60,30 @@ class StepProgress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+class CellProgress:
+    """A bar of a sweep's cells with what remains, and a line for each that is done; off a terminal only the lines."""
+
+    def __init__(self, total: int, *, shown: bool = True):
+        self.shown = shown
+        console = Console(stderr=True)
+        columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self._bar = Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
+        self._task = self._bar.add_task("", total=total)
+
+    def update(self, done: int, note: str) -> None:
+        self._bar.update(self._task, completed=done, description=note)
+
+    def say(self, line: str) -> None:
+        if self.shown:
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()

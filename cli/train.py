@@ -23,6 +23,13 @@ from cli.common import (
     print_json,
     say,
 )
+from cli.process_options import (
+    CoordinatorOption,
+    JoinTimeoutOption,
+    ProcessesOption,
+    ProcessIdOption,
+    StallTimeoutOption,
+)
 from cli.server_options import (
     AddressOption,
     BackupsOption,
@@ -77,6 +84,11 @@ def train(
     devices_per_worker: DevicesPerWorkerOption = None,
     placement: PlacementOption = None,
     address: AddressOption = None,
+    coordinator: CoordinatorOption = None,
+    processes: ProcessesOption = None,
+    process_id: ProcessIdOption = None,
+    join_timeout: JoinTimeoutOption = 300.0,
+    stall_timeout: StallTimeoutOption = None,
     xla_flags: Annotated[
         bool, typer.Option("--xla-flags/--no-xla-flags", help="XLA's overlap flags for GPUs (listed in run.json).")
     ] = True,
@@ -108,15 +120,22 @@ def train(
         placement=placement,
         address=address,
     )
-    configs = load_configs(config, set_, strategy, {**flags, "train.seed": seed, "stragglers": stragglers})
-    if len(configs) > 1:
-        raise BadInput(f"--strategy {strategy}: train takes one; compare several with jaxdp bench")
-    where = parse_resume(resume, run_dir)
-    if print_config_:
-        print_config(configs)
-        return
     plain_warnings()
-    with StopFlag() as stop:
+    where = parse_resume(resume, run_dir)
+    from jaxdp.run.processes import agreed
+    from jaxdp.run.scheduler import find_job
+
+    with (
+        StopFlag(agreed) as stop,
+        find_job(coordinator, processes, process_id, join_timeout, stall_timeout, stop) as job,
+    ):
+        configs = load_configs(config, set_, strategy, {**flags, "train.seed": seed, "stragglers": stragglers})
+        if len(configs) > 1:
+            raise BadInput(f"--strategy {strategy}: train takes one; compare several with jaxdp bench")
+        if print_config_:
+            if job.first:
+                print_config(configs)
+            return
         from jaxdp.run.prepare import prepare
 
         prepared = prepare(
@@ -128,12 +147,13 @@ def train(
             overwrite=overwrite,
             resume=where != "never",
             xla_flags=xla_flags,
+            job=job,
         )
         from cli.progress import StepProgress
         from jaxdp.run.train import train as run_train
 
         name = configs[0].strategy.name
-        with StepProgress([name], steps or configs[0].train.steps, shown=not quiet) as progress:
+        with StepProgress([name], steps or configs[0].train.steps, shown=job.first and not quiet) as progress:
             summary = run_train(
                 prepared,
                 steps=steps,
@@ -143,7 +163,9 @@ def train(
                 observe=lambda done, note: progress.advance(name, done, note),
                 stop=stop,
             )
-    if json_:
+    if not job.first:
+        pass
+    elif json_:
         print_json(summary.to_json())
     else:
         loss, heldout = ("-" if x is None else f"{x:.4f}" for x in (summary.loss, summary.eval_loss))

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -28,6 +28,9 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Section(BaseModel):
     # Schemas are built at their first use: what needs no config (a simulation) does not wait for them.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
+
+
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 class ModelConfig(Section):
@@ -122,7 +125,8 @@ class TrainConfig(Section):
 class StrategyConfig(Section):
     """How the devices share the work. `shard_devices` is the size of HSDP's shard group (default: a host's).
 
-    `round_latency_s` is slept in every round of the flat unit: an injected delay, to show what a split block costs.
+    `round_latency_s` is slept in every round that fetches a block's shards or returns its gradients: an injected
+    delay, to show what a block costs that the flat unit has split.
     """
 
     name: Literal["ddp", "zero1", "fsdp", "hsdp", "ps"] = "ddp"
@@ -216,27 +220,32 @@ def load(sources: Iterable[str] = (), overrides: Iterable[str] = (), flags: Mapp
 
 def build(values: Mapping[str, Any]) -> Config:
     """Validates plain values; raises `BadInput` with every mistake's key on one line."""
-    _refuse_unknown(values, Config, prefix="")
+    return validate(Config, values)
+
+
+def validate(section: type[AnySection], values: Mapping[str, Any]) -> AnySection:
+    """Plain values as a section, this module's or another's; raises `BadInput` as `build` does."""
+    _refuse_unknown(values, section, prefix="")
     try:
-        return Config.model_validate(values)
+        return section.model_validate(values)
     except ValidationError as error:
         raise BadInput("; ".join(_one_line(e) for e in error.errors())) from None
 
 
-def find(source: str) -> Path:
-    """The file of a path or of a shipped config's name."""
-    path = Path(source)
+def find(source: str, folder: Path = SHIPPED, asked: str = "--config") -> Path:
+    """The file of a path or of a name shipped in `folder`; `asked` begins the error's line."""
+    path, names = Path(source), shipped_names(folder)
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
-            raise BadInput(f"--config {source}: no such file; shipped configs: {', '.join(shipped_names())}")
+            raise BadInput(f"{asked} {source}: no such file; shipped: {', '.join(names)}")
         return path
-    if (SHIPPED / f"{source}.toml").is_file():
-        return SHIPPED / f"{source}.toml"
-    raise BadInput(f"--config {source}: neither a file nor a shipped config{_suggest(source, shipped_names())}")
+    if source in names:
+        return folder / f"{source}.toml"
+    raise BadInput(f"{asked} {source}: neither a file nor shipped{_suggest(source, names)}")
 
 
-def shipped_names() -> list[str]:
-    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+def shipped_names(folder: Path = SHIPPED) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -295,7 +304,7 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
 def _refuse_unknown(values: Mapping[str, Any], section: type[BaseModel], prefix: str) -> None:
     for key, value in values.items():
         if key not in section.model_fields:
-            known = [prefix + name for name in section.model_fields] if prefix else _all_keys()
+            known = [prefix + name for name in section.model_fields] if prefix else _all_keys(section)
             raise BadInput(f"{prefix}{key}: unknown key{_suggest(prefix + key, known)}")
         inner = section.model_fields[key].annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
@@ -306,9 +315,9 @@ def _refuse_unknown(values: Mapping[str, Any], section: type[BaseModel], prefix:
             _refuse_unknown(value, inner, f"{prefix}{key}.")
 
 
-def _all_keys() -> list[str]:
-    keys = list(Config.model_fields)
-    for name, field in Config.model_fields.items():
+def _all_keys(section: type[BaseModel]) -> list[str]:
+    keys = list(section.model_fields)
+    for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             keys += [f"{name}.{key}" for key in field.annotation.model_fields]
     return keys

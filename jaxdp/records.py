@@ -4,9 +4,9 @@ Unknown is `None`, never 0 and never a guess; `how` says for a dotted key how it
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, NamedTuple, Self
 
 How = Literal["measured", "compiled", "predicted", "simulated"]
 
@@ -47,13 +47,15 @@ class Window(NamedTuple):
     """Consecutive steps timed together: from a wait for all earlier work to a wait for the last step's outputs.
 
     A mesh strategy has a record a step; a parameter server a record a push, and `seconds` spans the tokens of
-    `steps` global batches. `spans` are those of a timeline, if one is kept.
+    `steps` global batches. `spans` are those of a timeline, if one is kept; `arrivals_s` has, a step, each process's
+    seconds until its gradients were ready to be reduced, if asked for.
     """
 
     records: list[StepRecord]
     seconds: float
     steps: float
     spans: Sequence[Any] = ()
+    arrivals_s: Sequence[Sequence[float]] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,50 @@ class BenchResult:
         """A plain dict; what only some strategies have stands beside the common keys."""
         values = asdict(self)
         return values | values.pop("extra")
+
+
+Status = Literal["ok", "oom", "refused", "error", "timeout"]
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One line of a sweep's `table.jsonl`: one cell, measured once in a process of its own.
+
+    `key` is unique in the table: a hash of the cell's config and of how it is started, "." and the repeat (from 0).
+    `cell` maps each axis to its value: the sweep's own axes by their dotted key, or by their name where several
+    keys are tied together, then `devices`, and `strategy` last. Under weak scaling `global_batch` grows with the
+    devices, under strong scaling it stays. `reason` is one line for people (None when ok). `started_at` is UTC in
+    ISO 8601, `seconds` are the whole process's; both are None where none was started. `result` is the document of
+    `jaxdp bench` (`BenchResult.to_json`), None unless ok. `predicted` is the cost model's prediction on the sweep's
+    hardware (`plan.evaluate.Row.to_json`: `step_time_s.total`, `bytes_per_device`, ...), None without hardware.
+    `findings` are the pre-flight's, each `{name, severity, parameter, block, message, remedy}`. `run_dir` is the
+    run's folder relative to the table's, None where no process was started.
+    """
+
+    key: str
+    cell: dict[str, Any]
+    repeat: int
+    scaling: Literal["weak", "strong"]
+    global_batch: int
+    status: Status
+    reason: str | None = None
+    started_at: str | None = None
+    seconds: float | None = None
+    result: dict[str, Any] | None = None
+    predicted: dict[str, Any] | None = None
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    run_dir: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Raises `ValueError` naming the keys that are missing or too many."""
+        wrong = {item.name for item in fields(cls)} ^ set(values)
+        if wrong:
+            raise ValueError(f"not a row of a sweep: {', '.join(sorted(wrong))} missing or unknown")
+        return cls(**values)
 
 
 def quantile(values: list[float], share: float) -> float:

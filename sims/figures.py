@@ -3,14 +3,17 @@
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from jaxdp.report.style import COLOURS, DASHES, MARKERS, MATPLOTLIB_MARKERS
 from sims.curve import smoothed
 from sims.results import Result, simulate
 from sims.setting import Setting
 
 FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+DRAWN_STALENESS = 0.999
 SWEPT_PUSHES = 20_000  # pushes of one point of the sweep, so that the figure takes a second
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # label -> (x, y)
@@ -26,10 +29,11 @@ def draw_all(setting: Setting, results: Sequence[Result], folder: Path) -> list[
         "slowdown of worker 0",
         "useful gradients/s, relative to none slowed",
     )
-    paths += draw(folder / "idle_share", idle, "worker", "idle (%)", marker="o")
+    paths += draw(folder / "idle_share", idle, "worker", "idle (%)", joined=False)
     stale = {result.strategy.label: _shares(result) for result in results if result.strategy.name == "ps"}
     if stale:
-        paths += draw(folder / "staleness", stale, "staleness of a gradient", "share of gradients (%)", marker=".")
+        x = f"staleness of a gradient (the {100 * DRAWN_STALENESS:g} % that are least stale)"
+        paths += draw(folder / "staleness", stale, x, "share of gradients (%)", marked=False)
     if any(result.trainings for result in results):
         paths += draw_losses(results, folder)
     return paths
@@ -41,7 +45,9 @@ def draw_losses(results: Sequence[Result], folder: Path) -> list[Path]:
     losses = {label: [point.loss for point in curve] for label, curve in curves.items()}
     times = {label: ([p.virtual_time_s for p in curve], losses[label]) for label, curve in curves.items()}
     tokens = {label: ([float(p.tokens) for p in curve], losses[label]) for label, curve in curves.items()}
-    return draw_panels(folder / "loss", {"virtual time (s)": times, "tokens": tokens}, "loss (nats a token)", marker="")
+    return draw_panels(
+        folder / "loss", {"virtual time (s)": times, "tokens": tokens}, "loss (nats a token)", marked=False
+    )
 
 
 def slowed(setting: Setting) -> Series:
@@ -58,25 +64,29 @@ def slowed(setting: Setting) -> Series:
     return series
 
 
-def draw(path: Path, series: Series, x: str, y: str, marker: str = "o") -> list[Path]:
+def draw(path: Path, series: Series, x: str, y: str, *, marked: bool = True, joined: bool = True) -> list[Path]:
     """One line a label, to `path`.svg, .png and .csv."""
-    return draw_panels(path, {x: series}, y, marker)
+    return draw_panels(path, {x: series}, y, marked=marked, joined=joined)
 
 
-def draw_panels(path: Path, panels: Mapping[str, Series], y: str, marker: str = "o") -> list[Path]:
+def draw_panels(
+    path: Path, panels: Mapping[str, Series], y: str, *, marked: bool = True, joined: bool = True
+) -> list[Path]:
     """Panels side by side, each named by its x axis; they share the y axis and the legend."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7 * len(panels), 4.5), layout="constrained")
-    for axes, (x, series) in zip(
-        figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels.items(), strict=True
-    ):
-        for label, (xs, ys) in series.items():
-            axes.plot(list(xs), list(ys), marker=marker, markersize=4, linewidth=1.3, label=label)
+    figure = Figure(figsize=(6.5 * len(panels) + 1.8, 4.5), layout="constrained")
+    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (x, series) in zip(grid, panels.items(), strict=True):
+        for style, (label, (xs, ys)) in zip(_styles(len(series), marked, joined), series.items(), strict=False):
+            axes.plot(list(xs), list(ys), label=label, **style)
         axes.set(xlabel=x)
         axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set(ylabel=y)
-    figure.axes[-1].legend(fontsize=8)
+    if marked:
+        figure.axes[0].set_ylim(bottom=-0.02 * figure.axes[0].get_ylim()[1])  # zero is part of a share's picture
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = [path.with_suffix(suffix) for suffix in (".svg", ".png", ".csv")]
     figure.savefig(written[0], metadata={"Date": None})
@@ -90,7 +100,30 @@ def draw_panels(path: Path, panels: Mapping[str, Series], y: str, marker: str = 
     return written
 
 
+def _styles(count: int, marked: bool, joined: bool) -> list[dict[str, Any]]:
+    """Colour, dash and marker of each line; a later one is thinner, so that it hides none that it coincides with."""
+    styles = []
+    for index, colour, dash, marker in zip(range(count), cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False):
+        dashes = tuple(float(part) / 2 for part in dash.split())
+        styles.append(
+            {
+                "color": colour.light,
+                "linewidth": 1.2 + 2.4 * (1 - (index + 1) / count) if marked else 1.3,
+                "linestyle": (0, dashes) if joined and dashes else "-" if joined else "",
+                "marker": MATPLOTLIB_MARKERS[marker] if marked else "",
+                "markersize": 4 + 4 * (1 - (index + 1) / count) if joined else 4,
+            }
+        )
+    return styles
+
+
 def _shares(result: Result) -> tuple[list[float], list[float]]:
-    counts: dict[int, Any] = dict(sorted(result.staleness.items()))
-    total = sum(counts.values())
-    return [float(stale) for stale in counts], [100 * count / total for count in counts.values()]
+    """The histogram up to the staleness that all but a few gradients keep below."""
+    counts: dict[int, int] = dict(sorted(result.staleness.items()))
+    total, seen, shown = sum(counts.values()), 0, {}
+    for stale, count in counts.items():
+        if seen > DRAWN_STALENESS * total:
+            break
+        shown[stale] = count
+        seen += count
+    return [float(stale) for stale in shown], [100 * count / total for count in shown.values()]

@@ -5,13 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from jaxdp.config import Config, build
 from jaxdp.errors import BadInput
+from jaxdp.learn.data import open_data
 from jaxdp.records import BenchResult, quantile, step_time
 from jaxdp.report.tables import differences
 from jaxdp.run.bench import bench, window_sizes
+from jaxdp.run.mesh_run import RUN_AHEAD, MeshRun
 from jaxdp.run.prepare import prepare
 
 PACE = "pace(seconds=0.2),persistent(worker=0,factor=3)"
@@ -34,6 +37,32 @@ def run(folder: Path, configs: list[Config], devices: int, **options: Any) -> li
     prepared = prepare(configs, devices, name="bench", run_dir=str(folder))
     options = {"steps": 10, "warm_up": 2, "observe": lambda *_: None, **options}
     return bench(prepared, **options)
+
+
+def test_a_window_runs_only_a_few_steps_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More programs than a CPU client admits to a device wait for each other for ever."""
+    config = settings("ddp")
+    run = MeshRun(config, open_data(config), jax.devices()[:2])
+    run.compile()
+    run.start()
+    compiled, wait = run.compiled, jax.block_until_ready
+    launched: list[Any] = []
+    done = 0
+
+    def launch(state: Any, batch: Any) -> Any:
+        assert len(launched) - done < RUN_AHEAD
+        state, metrics = compiled(state, batch)
+        launched.append(metrics)
+        return state, metrics
+
+    def wait_for(value: Any) -> Any:
+        nonlocal done
+        done = max([done, *(index + 1 for index, metrics in enumerate(launched) if metrics is value)])
+        return wait(value)
+
+    monkeypatch.setattr(run, "compiled", launch)
+    monkeypatch.setattr(jax, "block_until_ready", wait_for)
+    assert len(run.window(3 * RUN_AHEAD).records) == len(launched) == 3 * RUN_AHEAD
 
 
 def test_under_stragglers_the_barrier_waits_and_the_server_does_not(tmp_path: Path) -> None:

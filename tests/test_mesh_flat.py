@@ -9,6 +9,7 @@ import pytest
 from jaxdp.config import Config, build
 from jaxdp.learn.batch import Batch
 from jaxdp.learn.shapes import parameters
+from jaxdp.mesh import latency
 from jaxdp.mesh.compile import build_step, compile_step
 from jaxdp.mesh.discrepancies import compare
 from jaxdp.mesh.flat import flat_unit, flatten, unflatten
@@ -79,6 +80,12 @@ def test_the_flat_unit_trains_to_the_same_losses_and_parameters(optimizer):
     assert state.params["blocks"].sharding.shard_shape(state.params["blocks"].shape) == (unit.layout.piece_size,)
 
 
+def test_the_flat_unit_trains_on_one_device_too():
+    losses, _ = train(config(layers=1), 1)
+    expected, _ = train(config("block", layers=1), 1)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("devices", [1, 4, 5])
 def test_flattening_is_undone(devices):
     unit = flat_unit(config(), devices)
@@ -92,13 +99,21 @@ def test_flattening_is_undone(devices):
 
 
 @pytest.mark.slow
-def test_injected_latency_is_paid_in_every_round():
-    """20 ms in each of at least 2 x 6 rounds a pass cannot be over sooner, however fast the machine."""
-    import time
+@pytest.mark.parametrize("unit", ["flat", "block"])
+def test_injected_latency_is_paid_once_a_round_on_every_device(unit, monkeypatch):
+    """2 unsplit blocks on 2 devices: each fetched forward and backward, its gradients returned once."""
+    slept = []
 
-    _, _, functions = build_step(config(latency_s=0.02, layers=2), jax.devices()[:2])
-    state, _ = functions.step(functions.init(0), functions.put(batch()))
+    def sleep(seconds, _):
+        slept.append(seconds)
+        return np.zeros((), np.float32)
+
+    monkeypatch.setattr(latency, "_sleep", sleep)
+    _, _, plain = build_step(config(unit, layers=2), jax.devices()[:2])
+    _, _, late = build_step(config(unit, latency_s=0.02, layers=2), jax.devices()[:2])
+    expected, reference = plain.step(plain.init(0), plain.put(batch()))
+    state, metrics = late.step(late.init(0), late.put(batch()))
     jax.block_until_ready(state)
-    started = time.perf_counter()
-    jax.block_until_ready(functions.step(state, functions.put(batch())))
-    assert time.perf_counter() - started >= 2 * 3 * 0.02
+    assert slept == [0.02] * (2 * 3 * 2)
+    np.testing.assert_allclose(metrics.loss, reference.loss, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected.params)

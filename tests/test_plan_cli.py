@@ -1,8 +1,7 @@
-"""`jaxdp check`, `advise` and `probe` as a user meets them: documents, tables, figures, exit codes."""
+"""`jaxdp check` and `advise` as a user meets them: documents, tables, figures, exit codes."""
 
 import json
 
-import jax
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -10,8 +9,6 @@ from typer.testing import CliRunner
 from cli.advise import advise
 from cli.check import check
 from jaxdp.errors import BadInput, JaxdpError, Refused
-from jaxdp.plan.hardware import load_hardware
-from jaxdp.plan.probe import probe, to_toml
 
 app = typer.Typer()
 app.command()(check)
@@ -109,17 +106,3 @@ def test_advise_prints_one_document():
 )
 def test_advise_refuses_bad_input(arguments):
     run("advise", *arguments, error=BadInput)
-
-
-def test_a_probe_is_a_hardware_file(tmp_path):
-    """What is measured reads back to the same numbers, and is positive and finite."""
-    profile = probe(jax.devices()[:2])
-    path = tmp_path / "hardware.toml"
-    path.write_text(to_toml(profile))
-    (group,) = load_hardware(str(path)).groups
-    (table,) = profile["hosts"]
-    assert (group.devices, group.platform, group.overlaps) == (2, "cpu", False)
-    assert group.flops == pytest.approx(table["flops"], rel=1e-5)
-    assert group.intra_bandwidth == pytest.approx(table["intra_gbytes_per_s"] * 1e9, rel=1e-5)
-    assert min(group.flops, group.memory_bandwidth, group.memory_bytes, group.intra_latency_s) > 0
-    assert json.loads(json.dumps(profile, allow_nan=False)) == profile

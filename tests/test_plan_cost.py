@@ -249,3 +249,21 @@ def test_latency_matters_to_small_models_most():
     small, hardware = config("fsdp", width=64, ffn=256), load_hardware("h100x8")
     share = mesh_cost(small, without_latency(hardware)).total_s / mesh_cost(small, hardware).total_s
     assert share < 0.5
+
+
+def test_what_is_not_combined_pays_its_latency_a_leaf():
+    """One sum of all 9 leaves, or gathers of a block's 6."""
+    combined = load_hardware("h100", hosts=2).groups[0]
+    combined = replace(combined, count=2, nic_latency_s=1.0, nic_bandwidth=1e30)
+    alone = replace(combined, combines=False)
+    for strategy, leaves in (("ddp", 9), ("fsdp", 6)):
+        one, many = (phases(config(strategy), Hardware((group,)), "float32") for group in (combined, alone))
+        part = "end_s" if strategy == "ddp" else "block_gather_s"
+        assert getattr(many, part) == pytest.approx(leaves * getattr(one, part)), strategy
+        assert many.moved_bytes == one.moved_bytes
+
+
+def test_efficiency_is_the_rate_of_computing():
+    group = load_hardware("h100").groups[0]
+    whole, half = (mesh_cost(config(), Hardware((replace(group, efficiency=e),))).compute_s for e in (1.0, 0.5))
+    assert half == pytest.approx(2 * whole)

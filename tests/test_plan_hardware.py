@@ -44,6 +44,18 @@ def test_groups_of_a_file_may_differ(tmp_path):
     assert (cpu.flops, cpu.compute_dtype, cpu.speeds, cpu.nic_latency_s) == (1e11, "float32", (0.5,), 1e-4)
 
 
+def test_measured_collectives_follow_the_network(tmp_path):
+    """`--nic-gbps` scales what was measured; a kind that was not measured keeps the formula."""
+    path = tmp_path / "hardware.toml"
+    path.write_text("[[hosts]]\npreset = 'h100'\nnic_gbps = 8\nall_reduce_rounds = [[1e3, 1e-3], [1e6, 5e-3]]\n")
+    (group,) = load_hardware(str(path)).groups
+    assert group.nic("all-reduce").send(1e6) == pytest.approx(5e-3)
+    assert group.nic("all-gather").send(1e6) == pytest.approx(group.nic_latency_s + 1e-3)
+    (slower,) = load_hardware(str(path), nic_gbps=4).groups
+    assert slower.nic("all-reduce").send(1e6) == pytest.approx(1e-3 + 8e-3)
+    assert slower.nic("all-reduce").send(1e3) == pytest.approx(1e-3)
+
+
 BAD = {
     "": "one or more",
     "hosts = 3": "one or more",
@@ -62,6 +74,14 @@ BAD = {
     "[[hosts]]\npreset = 'h100'\ndevices = 2\nspeeds = [1.0]": "one relative rate",
     "[[hosts]]\npreset = 'h100'\ncompute_dtype = 'int4'": "float32 or bfloat16",
     "[[hosts]]\npreset = 'h100'\noverlaps = 1": "true or false",
+    "[[hosts]]\npreset = 'h100'\ncombines = 'no'": "combines: expected true or false",
+    "[[hosts]]\npreset = 'h100'\nefficiency = 0": "efficiency: expected a number above 0",
+    "[[hosts]]\npreset = 'h100'\nall_gather_round = [[1, 2], [2, 3]]": "did you mean all_gather_rounds",
+    "[[hosts]]\npreset = 'h100'\nall_gather_rounds = [[1, 2]]": "two or more pairs",
+    "[[hosts]]\npreset = 'h100'\nall_gather_rounds = [1, 2]": "two or more pairs",
+    "[[hosts]]\npreset = 'h100'\nall_gather_rounds = [[1, 2], [2, 0]]": "above 0",
+    "[[hosts]]\npreset = 'h100'\nall_gather_rounds = [[2, 1], [1, 3]]": "sizes must grow",
+    "[[hosts]]\npreset = 'h100'\nall_gather_rounds = [[1, 3], [2, 1]]": "seconds not fall",
 }
 
 

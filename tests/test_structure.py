@@ -38,9 +38,21 @@ NO_JAX = [
     "jaxdp.run.folder",
     "jaxdp.run.manifest",
     "jaxdp.run.stop",
+    "jaxdp.run.launch",
+    "jaxdp.run.watchdog",
+    "jaxdp.run.processes",
+    "jaxdp.run.scheduler",
+    "jaxdp.run.attribution",
+    "cli.launch",
+    "jaxdp.run.sweep",
+    "cli.sweep",
+    "cli.report",
+    "jaxdp.report.page",
+    "jaxdp.report.write",
     "sims.results",
     "sims.server",
     "sims.barrier",
+    "sims.findings.campaign",
 ]
 HEAVY = ["jax", "flax", "optax", "grain", "orbax", "scipy", "matplotlib", "ray"]
 

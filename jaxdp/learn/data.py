@@ -43,15 +43,20 @@ class Data:
         """The records that the step consumes, row by row."""
         return self._records(step, 0, self.global_batch)
 
-    def eval_batches(self, batch_size: int) -> Iterator[Batch]:
-        """Every held-out sequence once, in order; the last batch is filled up with rows of weight zero."""
+    def eval_batches(self, batch_size: int, rows: slice | None = None) -> Iterator[Batch]:
+        """Every held-out sequence once, in order; the last batch is filled up with rows of weight zero.
+
+        With `rows` those rows of each batch only, and no other is read.
+        """
         if batch_size < 1:
             raise ValueError(f"a batch of {batch_size} sequences")
-        for first in range(0, len(self.heldout_RxW), batch_size):
-            windows_BxW = self.heldout_RxW[first : first + batch_size]
-            missing = batch_size - len(windows_BxW)
+        start, stop, _ = (rows or slice(None)).indices(batch_size)
+        for batch in range(0, len(self.heldout_RxW), batch_size):
+            first, last = batch + start, batch + stop
+            windows_BxW = self.heldout_RxW[first:last]
+            missing = last - first - len(windows_BxW)
             padded_BxW = np.pad(windows_BxW, ((0, missing), (0, 0)))
-            yield _as_batch(padded_BxW, np.arange(first, first + batch_size), valid=batch_size - missing)
+            yield _as_batch(padded_BxW, np.arange(first, last), valid=len(windows_BxW))
 
     def describe(self) -> dict[str, Any]:
         """What a record of the run should say of its data (strict JSON)."""

@@ -47,7 +47,8 @@ def build_step(
         task, rule = flat_task(task, config, len(devices)), flat_rule(rule)
     layout = make_layout(task, rule, mesh)
     skip = config.train.on_nonfinite == "skip"
-    return task, layout, make_step(task, layout, config.train.accumulation, skip, pace)
+    latency_s = config.strategy.round_latency_s
+    return task, layout, make_step(task, layout, config.train.accumulation, skip, pace, latency_s)
 
 
 def abstract_state(task: Task, layout: Layout) -> TrainState:

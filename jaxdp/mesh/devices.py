@@ -1,6 +1,8 @@
-"""The devices of this process and the mesh over them."""
+"""The devices of a run's processes and the mesh over them."""
 
+import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -31,24 +33,40 @@ def use_gpu_flags(enabled: bool) -> tuple[str, ...]:
     return added
 
 
-def claim(count: int | None) -> list[jax.Device]:
-    """The first `count` devices; on a CPU, `count` host devices are made (4 when not given).
+def claim(count: int | None, hosts: Sequence[str] = ("this one",)) -> list[jax.Device]:
+    """The first `count` devices, host after host; `hosts` names the host of every process of the run.
 
-    Raises `BadInput` when there are fewer, or when the backend had started with another number before.
+    Each process gives an equal part. On a CPU host devices are made: without a count 4 in a single process and
+    one a process otherwise. Raises `BadInput` when there are fewer devices, when processes don't divide them, or
+    when the backend had started with another number before.
     """
-    wanted = count or HOST_DEVICES_WITHOUT_A_CHOICE
+    processes = len(hosts)
+    if count is not None and count % processes:
+        raise BadInput(f"--devices {count}: {processes} processes cannot share them equally; ask for a multiple")
+    each = count // processes if count else HOST_DEVICES_WITHOUT_A_CHOICE if processes == 1 else 1
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
-        _make_host_devices(wanted)
+        _make_host_devices(each)
     devices = jax.devices()
-    if devices[0].platform != "cpu":
-        wanted = count or len(devices)
-    elif count is None:
-        wanted = min(wanted, len(devices))
-    if wanted > len(devices):
+    if count is None and (processes > 1 or devices[0].platform != "cpu"):
+        each = len(devices)
+    first = [list(hosts).index(host) for host in hosts]  # of the processes on the same host
+    here = sorted(devices, key=lambda device: (first[device.process_index], device.process_index))
+    claimed = [device for index in range(processes) for device in _of(here, index)[:each]]
+    if count is not None and len(claimed) < count:
         kind = devices[0].platform
         remedy = "set JAX_NUM_CPU_DEVICES before the start" if kind == "cpu" else "ask for fewer"
-        raise BadInput(f"--devices {wanted}: only {len(devices)} {kind} device(s) here; {remedy}")
-    return list(devices[:wanted])
+        raise BadInput(f"--devices {count}: only {len(devices)} {kind} device(s) here; {remedy}")
+    return [device for device in here if device in claimed]
+
+
+def _of(devices: Sequence[jax.Device], process: int) -> list[jax.Device]:
+    return [device for device in devices if device.process_index == process]
+
+
+def host_groups(devices: Sequence[jax.Device], hosts: Sequence[str]) -> int:
+    """Into how many equal groups the devices fall such that none reaches across hosts: one a host if all are alike."""
+    on_host = Counter(hosts[device.process_index] for device in devices)
+    return 1 if len(on_host) == 1 else len(devices) // math.gcd(*on_host.values())
 
 
 def _make_host_devices(count: int) -> None:

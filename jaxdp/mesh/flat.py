@@ -5,14 +5,12 @@ a masked sum in which only the owner's summand is not zero; a block with several
 The parameters' tree has one leaf `blocks`, of `devices * piece_size` elements, instead of a tree of leaves.
 """
 
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxdp.config import Config
@@ -22,6 +20,7 @@ from jaxdp.learn.params import Fetch, Params
 from jaxdp.learn.shapes import Parameter, parameters
 from jaxdp.learn.task import Task
 from jaxdp.mesh.flat_layout import FlatLayout, flat_layout
+from jaxdp.mesh.latency import after_latency
 from jaxdp.mesh.rules import DATA_AXIS, ShardRule, Specs
 
 
@@ -43,7 +42,7 @@ def flat_rule(rule: ShardRule) -> ShardRule:
     """The rule with the flat vector cut over the data axis, whatever its size."""
 
     def flat(path: str, shape: tuple[int, ...], axis_sizes: Any) -> Specs:
-        cut = (DATA_AXIS,) if axis_sizes[DATA_AXIS] > 1 else (None,)
+        cut = (DATA_AXIS,)
         return Specs(cut, cut) if path == "blocks" else rule(path, shape, axis_sizes)
 
     return flat
@@ -148,17 +147,7 @@ def _round(sent: jax.Array, before: list[jax.Array], latency_s: float) -> jax.Ar
     if before:
         # Never true for finite parameters, and a NaN would spread through the loss anyhow.
         sent += jnp.where(jnp.isnan(before[-1][0]), jnp.nan, 0.0).astype(sent.dtype)
-    if latency_s:
-        token = jax.pure_callback(
-            partial(_sleep, latency_s), jax.ShapeDtypeStruct((), np.float32), sent[0].astype(np.float32)
-        )
-        sent += token.astype(sent.dtype)
-    return jax.lax.psum(sent, DATA_AXIS)
-
-
-def _sleep(seconds: float, _: Any) -> np.ndarray:
-    time.sleep(seconds)
-    return np.zeros((), np.float32)
+    return jax.lax.psum(after_latency(sent, latency_s), DATA_AXIS)
 
 
 def _flat_tx(config: Config, unit: FlatUnit) -> optax.GradientTransformation:

@@ -30,6 +30,13 @@ class Layout:
         """The batch is cut along its first dim over all axes, whatever the strategy."""
         return PartitionSpec(self.axes)
 
+    def local_rows(self, rows: int) -> slice:
+        """Which of a batch's rows lie on this process's devices; these are neighbours in the mesh."""
+        owners = [device.process_index for device in self.mesh.devices.flat]
+        own = [place for place, owner in enumerate(owners) if owner == jax.process_index()]
+        each = rows // self.mesh.size
+        return slice(own[0] * each, (own[-1] + 1) * each)
+
     def shardings(self, specs: Any) -> Any:
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 

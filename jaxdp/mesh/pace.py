@@ -3,6 +3,9 @@
 The start of a device's step is noted before its forward pass and the rest is slept after its gradients,
 before their reduction, so that a `pace` absorbs the real computation. Sleeping inside a rematerialised block
 would happen once a block and pass.
+
+The same two calls tell who is late without any delay injected: a reduction makes all devices equally late, but
+each *arrives* there in its own time.
 """
 
 import time
@@ -20,17 +23,24 @@ from jaxdp.timeline import Span
 
 
 class StepPace:
-    """The delays of every device of a mesh, and what they came to. Called from the devices' own threads."""
+    """The delays of every device of a mesh, and what they came to. Called from the devices' own threads.
+
+    A process knows of its own devices only. Times of spans are seconds since `restart_clock`.
+    """
 
     def __init__(self, delays: Delays, global_batch: int, keep_spans: bool = False) -> None:
         self.delays = delays
         self.global_batch = global_batch
         self.spans: list[Span] | None = [] if keep_spans else None
+        self._arrivals_s: dict[int, float] = {}
         self._origin_s = time.perf_counter()
         self._started_s: dict[int, float] = {}
         self.intended_s: defaultdict[int, float] = defaultdict(float)
         self.realised_s: defaultdict[int, float] = defaultdict(float)
         self.steps: defaultdict[int, int] = defaultdict(int)
+
+    def restart_clock(self) -> None:
+        self._origin_s = time.perf_counter()
 
     def begin(self, device: Any) -> np.ndarray:
         self._started_s[int(device)] = time.perf_counter()
@@ -46,8 +56,10 @@ class StepPace:
         self.intended_s[worker] += intended_s
         self.realised_s[worker] += ended_s - started_s
         self.steps[worker] += 1
+        self._arrivals_s[step] = max(ended_s - started_s, self._arrivals_s.get(step, 0.0))
         if self.spans is not None:
-            self.spans.append(Span(worker, "compute", f"step {step}", started_s, ended_s))
+            start_s, end_s = started_s - self._origin_s, ended_s - self._origin_s
+            self.spans.append(Span(worker, "compute", f"step {step}", start_s, end_s))
         return np.zeros((), np.float32)
 
     def take_spans(self) -> list[Span]:
@@ -57,13 +69,17 @@ class StepPace:
         taken, self.spans = self.spans, []
         return taken
 
-    def summary(self) -> dict[str, Any]:
-        """Mean seconds of a device's own step: as its delays mean it, and as it came out (waiting left out)."""
-        devices = sorted(self.steps)
-        return {
-            "intended_step_s": [self.intended_s[device] / self.steps[device] for device in devices],
-            "realised_step_s": [self.realised_s[device] / self.steps[device] for device in devices],
-        }
+    def take_arrivals(self) -> list[float]:
+        """Of each step since the last call, the seconds until the last of these devices had its gradients."""
+        taken, self._arrivals_s = self._arrivals_s, {}
+        return [taken[step] for step in sorted(taken)]
+
+    def summary(self) -> list[tuple[int, float, float]]:
+        """Device, and the mean seconds of its own step: as its delays mean it, and as it came out (no waiting)."""
+        return [
+            (device, self.intended_s[device] / steps, self.realised_s[device] / steps)
+            for device, steps in sorted(self.steps.items())
+        ]
 
 
 def note_start(pace: StepPace, batch: Batch, axes: tuple[str, ...]) -> Batch:

@@ -54,15 +54,23 @@ class MeshStep:
     evaluate: Any  # jitted: (Params, Batch) -> (loss sum, tokens)
 
     def put(self, batch: Batch) -> Batch:
-        """A host's global batch, spread over the devices."""
-        return jax.device_put(batch, NamedSharding(self.layout.mesh, self.layout.batch))
+        """The batch's `Layout.local_rows`, spread over this process's devices, as its part of the global batch."""
+        sharding = NamedSharding(self.layout.mesh, self.layout.batch)
+        if sharding.is_fully_addressable:
+            return jax.device_put(batch, sharding)
+        return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, rows), batch)
 
 
 def make_step(
-    task: Task, layout: Layout, accumulation: int = 1, skip_nonfinite: bool = False, pace: StepPace | None = None
+    task: Task,
+    layout: Layout,
+    accumulation: int = 1,
+    skip_nonfinite: bool = False,
+    pace: StepPace | None = None,
+    round_latency_s: float = 0.0,
 ) -> MeshStep:
     """The functions of a task in a layout; a device's part of the batch is taken in `accumulation` microbatches."""
-    gradients = make_gradients(task, layout, accumulation, pace)
+    gradients = make_gradients(task, layout, accumulation, pace, round_latency_s)
     update = make_update(task, layout)
 
     def init_state(key: jax.Array) -> TrainState:
@@ -90,9 +98,11 @@ def make_step(
     )
 
 
-def make_gradients(task: Task, layout: Layout, accumulation: int, pace: StepPace | None = None) -> Any:
+def make_gradients(
+    task: Task, layout: Layout, accumulation: int, pace: StepPace | None = None, round_latency_s: float = 0.0
+) -> Any:
     """(params, batch) -> `Sums` over the global batch, the gradients in the optimizer's layout."""
-    fetch = make_fetch(layout.params, task.compute_dtype)
+    fetch = make_fetch(layout.params, task.compute_dtype, round_latency_s)
     scalar: Any = PartitionSpec()
 
     def local(params: Params, batch: Batch) -> Sums:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 ASSUMPTIONS = (
     f"{USABLE:.0%} of a device's memory is usable",
-    "collectives of one kind in one place travel together; gathers overlap the block before, reductions after the"
-    " backward pass overlap nothing",
+    "collectives of one kind in one place travel together and gathers overlap the block before (neither on probed"
+    " CPUs); reductions after the backward pass overlap nothing",
     "predicted, not measured: calibrate with jaxdp probe, then compare with jaxdp bench",
 )
 SIMPLEST_FIRST = ("ddp", "zero1", "fsdp", "hsdp")

@@ -75,8 +75,8 @@ def _choice(ddp: Row, rows: Sequence[Row], recommendation: str | None) -> dict[s
     else:
         rule, why = "fsdp", "DDP does not fit"
     taken = "fsdp" if recommendation == "hsdp" else recommendation
-    bottlenecks = "; ".join(f"{row.strategy}: {row.bottleneck}" for row in rows if row.runs)
+    chosen = next((f" ({row.bottleneck})" for row in rows if row.strategy == recommendation), "")
     return {
         "holds": taken == rule,
-        "found": f"{why}, so the rule says {rule}; the predictions say {recommendation or 'none'} ({bottlenecks})",
+        "found": f"{why}, so the rule says {rule}; the predictions say {recommendation or 'none'}{chosen}",
     }

@@ -47,14 +47,16 @@ def compiled_check(
     topology: str | None = None,
     memory_bytes: int | None = None,
     rule: ShardRule | None = None,
+    host_names: Sequence[str] = ("this one",),
 ) -> Report:
     """The report of the fast check with the compiled program's findings and memory.
 
-    `rule` compiles another rule than the strategy's, held against the strategy's plan.
+    `rule` compiles another rule than the strategy's, held against the strategy's plan. `host_names` are those of
+    the processes that check together, each its own part of the devices.
     """
     if config.strategy.name == "ps":
         raise BadInput("--compile: a parameter server has no collectives of its own; check server.worker_strategy")
-    program = examine(config, _devices(report.devices, topology), hosts, rule)
+    program = examine(config, _devices(report.devices, topology, host_names), hosts, rule)
     needed = program.bytes.total if program.bytes else report.memory_bytes
     findings = [*report.findings, *program.findings]
     if memory_bytes is not None and needed is not None and needed > memory_bytes:
@@ -127,11 +129,11 @@ def _compiled(program: Program) -> dict[str, Any]:
     }
 
 
-def _devices(count: int, topology: str | None) -> "list[jax.Device]":
+def _devices(count: int, topology: str | None, host_names: Sequence[str]) -> "list[jax.Device]":
     if topology is None:
         from jaxdp.mesh.devices import claim
 
-        return claim(count)
+        return claim(count, host_names)
     found = topology_devices(topology)
     if count > len(found):
         raise BadInput(f"--topology {topology}: has {len(found)} devices, not {count}; set --devices {len(found)}")

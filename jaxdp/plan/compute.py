@@ -39,8 +39,8 @@ class Work:
 
 
 def rates(group: HostGroup, dtype: str) -> Rates:
-    """The rates of a group's device of relative speed 1."""
-    return Rates(group.matmul_flops(dtype), group.memory_bandwidth)
+    """The rates of a group's device of relative speed 1, in a train step."""
+    return Rates(group.matmul_flops(dtype) * group.efficiency, group.memory_bandwidth * group.efficiency)
 
 
 def compute_dtype(config: Config, group: HostGroup) -> str:

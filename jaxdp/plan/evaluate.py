@@ -159,11 +159,7 @@ def scaled_links(hardware: Hardware, factor: float) -> Hardware:
     """The same devices with every link faster or slower."""
     return Hardware(
         tuple(
-            replace(
-                group,
-                intra_bandwidth=group.intra_bandwidth * factor,
-                nic_bandwidth=group.nic_bandwidth * factor,
-            )
+            replace(group.with_faster_nic(factor), intra_bandwidth=group.intra_bandwidth * factor)
             for group in hardware.groups
         )
     )

@@ -3,16 +3,21 @@
 Units: FLOP/s, bytes, bytes/s one way a device, seconds.
 """
 
+import difflib
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from jaxdp.config import read_toml
 from jaxdp.errors import BadInput
+from jaxdp.plan.network import COLLECTIVES, Link
 from jaxdp.plan.presets import PRESETS
+
+Rounds = tuple[tuple[float, float], ...]  # (bytes, seconds) of a round, by size
 
 MOST_DEVICES = 2**15
 HOST_BANDWIDTH = 31e9  # PCIe 4.0 x16, one way
@@ -24,7 +29,9 @@ class HostGroup:
     """`count` equal hosts of `devices` equal devices. `speeds` are relative rates of a host's devices, 1 as a rule.
 
     `nic_bandwidth` is a device's share of its host's network, `host_bandwidth` its link to the host's memory.
-    `overlaps`: collectives run beside computing.
+    `overlaps`: collectives run beside computing; `combines`: those of one kind and place travel as one message.
+    `efficiency`: the rate of a train step over that of its products and passes alone. `rounds`: for collectives
+    between hosts that were measured, their (bytes, seconds) of one round of the ring.
     """
 
     name: str
@@ -41,9 +48,21 @@ class HostGroup:
     compute_dtype: str = "bfloat16"
     speeds: tuple[float, ...] = ()  # none: all 1
     overlaps: bool = True
+    combines: bool = True
+    efficiency: float = 1.0
+    rounds: tuple[tuple[str, Rounds], ...] = ()
     host_bandwidth: float = HOST_BANDWIDTH
     host_memory_bandwidth: float = HOST_MEMORY_BANDWIDTH
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def nic(self, kind: str = "") -> Link:
+        """The network as a kind of collective between hosts finds it."""
+        return Link(self.nic_bandwidth, self.nic_latency_s, dict(self.rounds).get(kind, ()))
+
+    def with_faster_nic(self, factor: float) -> "HostGroup":
+        """`factor` times the network's bandwidth; latencies stay."""
+        rounds = tuple((kind, self.nic(kind).faster(factor).rounds) for kind, _ in self.rounds)
+        return replace(self, nic_bandwidth=self.nic_bandwidth * factor, rounds=rounds)
 
     @property
     def total_devices(self) -> int:
@@ -123,7 +142,7 @@ def load_hardware(source: str, hosts: int | None = None, nic_gbps: float | None 
     if nic_gbps is not None:
         if not nic_gbps > 0 or math.isinf(nic_gbps):
             raise BadInput(f"--nic-gbps {nic_gbps}: must be above 0")
-        groups = tuple(replace(group, nic_bandwidth=nic_gbps * 1e9 / 8) for group in groups)
+        groups = tuple(group.with_faster_nic(nic_gbps * 1e9 / 8 / group.nic_bandwidth) for group in groups)
     hardware = Hardware(groups)
     if hardware.devices > MOST_DEVICES:
         raise BadInput(f"--hardware {source}: {hardware.devices} devices; at most {MOST_DEVICES}")
@@ -142,10 +161,14 @@ _NUMBERS: dict[str, tuple[str, float]] = {
     "intra_latency_s": ("intra_latency_s", 1.0),
     "host_gbytes_per_s": ("host_bandwidth", 1e9),
     "host_memory_bandwidth": ("host_memory_bandwidth", 1.0),
+    "efficiency": ("efficiency", 1.0),
 }
 _MEASURED = ("flops", "memory_bytes", "memory_bandwidth")
 _ZERO_ALLOWED = ("latency_s", "intra_latency_s")
-_OTHERS = ("preset", "name", "count", "devices", "compute_dtype", "overlaps", "speeds")
+_SWITCHES = ("overlaps", "combines")
+# Measured collectives between hosts: lists of [bytes a round, seconds a round], sizes growing.
+_ROUNDS = {f"{kind.replace('-', '_')}_rounds": kind for kind in COLLECTIVES}
+_KEYS = ("preset", "name", "count", "devices", "compute_dtype", "speeds", *_SWITCHES, *_NUMBERS, *_ROUNDS)
 
 
 def _read(path: Path) -> tuple[HostGroup, ...]:
@@ -155,14 +178,17 @@ def _read(path: Path) -> tuple[HostGroup, ...]:
     tables = document.get("hosts")
     if set(document) - {"hosts"} or not isinstance(tables, list) or not tables:
         raise BadInput(f"{path}: expected one or more [[hosts]] tables and nothing else")
-    return tuple(_group(table, f"{path}: hosts {number}") for number, table in enumerate(tables, 1))
+    return tuple(read_group(table, f"{path}: hosts {number}") for number, table in enumerate(tables, 1))
 
 
-def _group(table: Any, where: str) -> HostGroup:
+def read_group(table: Any, where: str) -> HostGroup:
+    """One [[hosts]] table; raises `BadInput` that begins with `where`."""
     if not isinstance(table, dict):
         raise BadInput(f"{where}: expected a table")
-    if unknown := sorted(set(table) - set(_NUMBERS) - set(_OTHERS)):
-        raise BadInput(f"{where}: unknown key {unknown[0]!r}; known: {', '.join((*_OTHERS, *_NUMBERS))}")
+    if unknown := sorted(set(table) - set(_KEYS)):
+        near = difflib.get_close_matches(unknown[0], _KEYS, 1)
+        remedy = f"did you mean {near[0]}?" if near else f"known: {', '.join(_KEYS)}"
+        raise BadInput(f"{where}: unknown key {unknown[0]!r}; {remedy}")
     numbers = {
         name: _number(table[key], f"{where}: {key}", key in _ZERO_ALLOWED) * factor
         for key, (name, factor) in _NUMBERS.items()
@@ -181,9 +207,12 @@ def _group(table: Any, where: str) -> HostGroup:
             group = replace(group, **{key: str(table[key])})
     if group.compute_dtype not in ("float32", "bfloat16"):
         raise BadInput(f"{where}: compute_dtype {group.compute_dtype!r}: float32 or bfloat16")
-    if not isinstance(table.get("overlaps", True), bool):
-        raise BadInput(f"{where}: overlaps: expected true or false")
-    group = replace(group, overlaps=table.get("overlaps", group.overlaps))
+    for key in _SWITCHES:
+        if not isinstance(table.get(key, True), bool):
+            raise BadInput(f"{where}: {key}: expected true or false")
+    group = replace(group, **{key: table[key] for key in _SWITCHES if key in table})
+    rounds = tuple((kind, _rounds(table[key], f"{where}: {key}")) for key, kind in _ROUNDS.items() if key in table)
+    group = replace(group, rounds=rounds)
     speeds = table.get("speeds", [])
     if not isinstance(speeds, list) or len(speeds) not in (0, group.devices):
         raise BadInput(f"{where}: speeds: a list of one relative rate for each of the {group.devices} devices")
@@ -208,6 +237,16 @@ def _measured(table: Mapping[str, Any], numbers: Mapping[str, float], where: str
         nic_latency_s=0.0,
         compute_dtype="float32",
     )
+
+
+def _rounds(value: Any, where: str) -> Rounds:
+    pairs = value if isinstance(value, list) else []
+    if len(pairs) < 2 or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise BadInput(f"{where}: expected two or more pairs [bytes, seconds]")
+    rounds = tuple((_number(size, where), _number(spent, where)) for size, spent in pairs)
+    if any(size >= larger or spent > longer for (size, spent), (larger, longer) in pairwise(rounds)):
+        raise BadInput(f"{where}: sizes must grow from pair to pair, and seconds not fall")
+    return rounds
 
 
 def _number(value: Any, where: str, zero: bool = False) -> float:

@@ -4,16 +4,40 @@
 `n` the number of devices that take part, `Link.bandwidth` one way a device.
 """
 
+import bisect
 import math
 from typing import NamedTuple
 
+# The passes over its ring that a collective makes.
+COLLECTIVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
+
 
 class Link(NamedTuple):
+    """`rounds`, where a collective was measured, are its (bytes, seconds) of a round, by size, in place of the formula.
+
+    Libraries change their protocol with the message's size, so that no line fits them all.
+    """
+
     bandwidth: float  # bytes/s
     latency_s: float = 0.0
+    rounds: tuple[tuple[float, float], ...] = ()
 
     def send(self, size: float) -> float:
-        return self.latency_s + size / self.bandwidth
+        """Seconds of one round in which each device sends `size` bytes."""
+        return interpolate(self.rounds, size) if self.rounds else self.latency_s + size / self.bandwidth
+
+    def faster(self, factor: float) -> "Link":
+        """The same latency, `factor` times the bandwidth."""
+        least = self.rounds[0][1] if self.rounds else 0.0
+        rounds = tuple((size, least + (spent - least) / factor) for size, spent in self.rounds)
+        return Link(self.bandwidth * factor, self.latency_s, rounds)
+
+
+def interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
+    """y at x, linear between points of growing x and y: at least the first y, beyond the last as before it."""
+    last = max(1, min(bisect.bisect_left(points, (x,)), len(points) - 1))
+    (x0, y0), (x1, y1) = points[last - 1], points[last]
+    return max(y0, y0 + (y1 - y0) * (x - x0) / (x1 - x0))
 
 
 def ring_pass(whole: float, n: int, link: Link) -> float:
@@ -32,7 +56,9 @@ def tree_all_reduce(whole: float, n: int, link: Link) -> float:
 
 
 def all_reduce(whole: float, n: int, link: Link) -> float:
-    """The faster of ring and tree, as communication libraries choose."""
+    """The faster of ring and tree, as communication libraries choose; what was measured is a ring's."""
+    if link.rounds:
+        return ring_all_reduce(whole, n, link)
     return min(ring_all_reduce(whole, n, link), tree_all_reduce(whole, n, link))
 
 

@@ -1,33 +1,55 @@
-"""Measures this machine for a plan: what `hardware.toml` needs. Imports JAX when called.
+"""Measures the devices of a run for a plan: what `hardware.toml` needs. Imports JAX when called.
 
-A process is taken as a host. All devices of a process compute at once, as in training; host devices of a CPU
-share its cores, and so do their rates.
+All devices compute at once, as in training; host devices of a CPU share its cores, and so do their rates. Processes
+of one host are one host.
 """
 
 import math
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
 
-REPEATS = 5
+from jaxdp.config import Config, build
+from jaxdp.plan.probe_links import Gather, fit_link, measure_links, rounds, seconds
+
+# The train step by which a CPU's efficiency is measured: 0.8 million parameters, 256 tokens a device.
+REFERENCE = {"layers": 4, "width": 128, "heads": 4, "ffn": 512, "context": 64, "vocab": 256}
+REFERENCE_ROWS = 4
 CLOSE = 0.1  # hosts whose rates differ by less are one group
 SPEED_TOLERANCE = 0.05  # devices of one host that differ by less are equal
-SMALL_BYTES = 4 * 2**10  # a message of latency alone
-LARGE_BYTES = {"cpu": 16 * 2**20, "other": 256 * 2**20}
 COPY_BYTES = {"cpu": 64 * 2**20, "other": 2**30}
 PRODUCT_WIDTH = {"cpu": 768, "other": 8192}
 
 
-def probe(devices: Sequence[Any]) -> dict[str, Any]:
-    """The profile: `hosts` as in `hardware.toml`, and what was measured of every process."""
+def probe(
+    devices: Sequence[Any], hosts: Sequence[str] = ("this one",), gather: Gather[Any] = lambda value: [value]
+) -> dict[str, Any]:
+    """The profile: `hosts` as in `hardware.toml`, and what was measured of every host.
+
+    `hosts` names the host of every process, `gather` gives every process's value; all processes must call this.
+    """
     import jax
 
-    own = _measure([device for device in devices if device.process_index == jax.process_index()], devices)
-    everyone = _from_all_processes(own)
-    return {"hosts": _groups(everyone), "measured": everyone, "how": {"hosts": "measured"}}
+    here = hosts[jax.process_index()]
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    on_host = [device for device in devices if hosts[device.process_index] == here]
+    first_on_host: dict[str, Any] = {}
+    for device in devices:
+        first_on_host.setdefault(str(hosts[device.process_index]), device)
+
+    gather("all compute at once")
+    measured = _computing(own) | {
+        "memory_bytes": _memory_bytes(on_host),
+        "intra": measure_links(on_host, gather),
+        "between": measure_links(list(first_on_host.values()), gather),
+    }
+    everyone = by_host(gather(measured), hosts)
+    tables = {host: _table(one, len(everyone)) for host, one in zip(first_on_host, everyone, strict=True)}
+    if own[0].platform == "cpu":
+        for host, reached in zip(hosts, gather(_efficiency(own, tables[here])), strict=True):
+            tables[host]["efficiency"] = min(reached, tables[host].get("efficiency", reached))
+    return {"hosts": _groups(list(tables.values())), "measured": everyone, "how": {"hosts": "measured"}}
 
 
 def to_toml(profile: dict[str, Any]) -> str:
@@ -48,36 +70,17 @@ def _toml(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _measure(own: Sequence[Any], everyone: Sequence[Any]) -> dict[str, Any]:
+def _computing(own: Sequence[Any]) -> dict[str, Any]:
     kind = "cpu" if own[0].platform == "cpu" else "other"
-    rates = {dtype: _matmul_flops(own, dtype, PRODUCT_WIDTH[kind]) for dtype in ("float32", "bfloat16")}
     alone = [_matmul_flops([device], "float32", PRODUCT_WIDTH[kind]) for device in own]
-    first_of_each = list({device.process_index: device for device in everyone}.values())
-    inside, between = _link(own, kind), _link(first_of_each, kind)
     return {
         "device_kind": own[0].device_kind,
         "platform": own[0].platform,
         "devices": len(own),
-        "flops": rates,
-        "speeds": [rate / max(alone) for rate in alone],
-        "memory_bytes": _memory_bytes(own),
+        "flops": {dtype: _matmul_flops(own, dtype, PRODUCT_WIDTH[kind]) for dtype in ("float32", "bfloat16")},
+        "speeds": alone,
         "memory_bandwidth": _copy_bandwidth(own, COPY_BYTES[kind]),
-        "intra": inside,
-        "between": between,
     }
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    """The median time of a call and its results, after two calls to warm up."""
-    import jax
-
-    times = []
-    for repeat in range(REPEATS + 2):
-        started = time.perf_counter()
-        jax.block_until_ready(run())
-        if repeat >= 2:
-            times.append(time.perf_counter() - started)
-    return statistics.median(times)
 
 
 def _matmul_flops(devices: Sequence[Any], dtype: str, width: int) -> float:
@@ -87,7 +90,7 @@ def _matmul_flops(devices: Sequence[Any], dtype: str, width: int) -> float:
 
     operands = [jax.device_put(jnp.ones((width, width), dtype), device) for device in devices]
     multiply = jax.jit(jnp.matmul)
-    spent = _seconds(lambda: [multiply(operand, operand) for operand in operands])
+    spent = seconds(lambda: [multiply(operand, operand) for operand in operands])
     return 2 * width**3 / spent
 
 
@@ -98,35 +101,7 @@ def _copy_bandwidth(devices: Sequence[Any], size: int) -> float:
 
     operands = [jax.device_put(jnp.ones(size // 4, jnp.float32), device) for device in devices]
     add = jax.jit(lambda x: x + 1)
-    return 2 * size / _seconds(lambda: [add(operand) for operand in operands])
-
-
-def _link(devices: Sequence[Any], kind: str) -> dict[str, float] | None:
-    """Latency of a ring's step, and bandwidth, from a small and a large all-reduce; None for one device."""
-    n = len(devices)
-    if n < 2:
-        return None
-    large = LARGE_BYTES[kind]
-    short, long = (_all_reduce_s(devices, size) for size in (SMALL_BYTES, large))
-    moved = 2 * (n - 1) / n * (large - SMALL_BYTES)
-    return {"latency_s": short / (2 * (n - 1)), "bandwidth": moved / max(long - short, 1e-9)}
-
-
-def _all_reduce_s(devices: Sequence[Any], size: int) -> float:
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-
-    mesh = Mesh(np.asarray(devices, dtype=object), ("d",), axis_types=(AxisType.Auto,))
-    sharding = NamedSharding(mesh, PartitionSpec("d"))
-    values = jax.jit(lambda: jnp.ones((len(devices), size // 4), jnp.float32), out_shardings=sharding)()
-
-    def local(own: jax.Array) -> jax.Array:
-        return jax.lax.psum(own, "d")
-
-    total = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec()))
-    return _seconds(lambda: total(values))
+    return 2 * size / seconds(lambda: [add(operand) for operand in operands])
 
 
 def _memory_bytes(devices: Sequence[Any]) -> int:
@@ -137,31 +112,69 @@ def _memory_bytes(devices: Sequence[Any]) -> int:
     return psutil.virtual_memory().total // len(devices)
 
 
-def _from_all_processes(own: dict[str, Any]) -> list[dict[str, Any]]:
-    import jax
+def _efficiency(own: Sequence[Any], table: dict[str, Any]) -> float:
+    """The rate of a small train step on this process's devices over the one that the cost model makes of `table`."""
+    from jaxdp.plan.cost import mesh_cost
+    from jaxdp.plan.hardware import Hardware, read_group
 
-    if jax.process_count() == 1:
-        return [own]
-    import json
+    config = _reference(len(own))
+    cost = mesh_cost(config, Hardware((read_group(table | {"devices": len(own)}, "probe"),)))
+    spent = _step_seconds(config, own) - cost.exposed_communication_s
+    return cost.compute_s / max(spent, cost.compute_s / 100)
 
+
+def _reference(devices: int) -> Config:
+    return build({"model": REFERENCE, "train": {"global_batch": REFERENCE_ROWS * devices}, "strategy": {"name": "ddp"}})
+
+
+def _step_seconds(config: Config, own: Sequence[Any]) -> float:
     import numpy as np
-    from jax.experimental import multihost_utils
 
-    text = json.dumps(own).encode()
-    lengths = np.asarray(multihost_utils.process_allgather(np.array([len(text)])))
-    padded = np.frombuffer(text.ljust(int(lengths.max())), dtype=np.uint8)
-    rows = np.asarray(multihost_utils.process_allgather(padded))
-    return [json.loads(row.tobytes()) for row in rows]
+    from jaxdp.learn.batch import Batch
+    from jaxdp.mesh.compile import build_step
+
+    _, _, functions = build_step(config, own)
+    shape = (config.train.global_batch, config.model.context)
+    tokens = np.zeros(shape, np.int32)
+    batch = functions.put(Batch(tokens, tokens, np.ones(shape, np.float32), np.arange(len(tokens), dtype=np.uint32)))
+    state = functions.init(0)
+
+    def step() -> Any:
+        nonlocal state
+        state, metrics = functions.step(state, batch)
+        return state, metrics
+
+    return seconds(step)
 
 
-def _groups(everyone: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def by_host(everyone: Sequence[dict[str, Any]], hosts: Sequence[str]) -> list[dict[str, Any]]:
+    """What the processes measured, a host's as one: all its devices, at the pace of its slowest process."""
+    merged = []
+    for host in dict.fromkeys(hosts):
+        processes = [one for one, name in zip(everyone, hosts, strict=True) if name == host]
+        speeds = [speed for one in processes for speed in one["speeds"]]
+        rates = [one["flops"] for one in processes]
+        merged.append(
+            processes[0]
+            | {
+                "processes": len(processes),
+                "devices": sum(one["devices"] for one in processes),
+                "speeds": [speed / max(speeds) for speed in speeds],
+                "flops": {dtype: min(rate[dtype] for rate in rates) for dtype in rates[0]},
+                "memory_bandwidth": min(one["memory_bandwidth"] for one in processes),
+                "between": next((one["between"] for one in processes if any(one["between"].values())), {}),
+            }
+        )
+    return merged
+
+
+def _groups(tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Hosts of equal devices and close rates as one table each, with the first one's numbers."""
     groups: list[dict[str, Any]] = []
-    for one in everyone:
-        table = _table(one)
+    for table in tables:
         same = next((group for group in groups if _alike(group, table)), None)
         if same is None:
-            groups.append(table)
+            groups.append(dict(table))
         else:
             same["count"] += 1
     return groups
@@ -174,8 +187,8 @@ def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(abs(math.log(one[key] / other[key])) <= math.log1p(CLOSE) for key in keys)
 
 
-def _table(one: dict[str, Any]) -> dict[str, Any]:
-    """One process's measurements as a [[hosts]] table; a CPU's collectives don't overlap computing."""
+def _table(one: dict[str, Any], hosts: int) -> dict[str, Any]:
+    """One host's measurements as a [[hosts]] table; a CPU's collectives neither overlap computing nor are combined."""
     cpu = one["platform"] == "cpu"
     dtype = "float32" if cpu else "bfloat16"
     table: dict[str, Any] = {
@@ -187,13 +200,16 @@ def _table(one: dict[str, Any]) -> dict[str, Any]:
         "memory_bandwidth": one["memory_bandwidth"],
         "compute_dtype": dtype,
         "overlaps": not cpu,
+        "combines": not cpu,
     }
-    if one["intra"]:
-        table["intra_gbytes_per_s"] = one["intra"]["bandwidth"] / 1e9
-        table["intra_latency_s"] = one["intra"]["latency_s"]
-    if one["between"]:
-        table["nic_gbps"] = one["between"]["bandwidth"] * 8 / 1e9
-        table["latency_s"] = one["between"]["latency_s"]
+    if inside := one["intra"].get("all-reduce"):
+        link = fit_link("all-reduce", one["devices"], inside)
+        table |= {"intra_gbytes_per_s": link.bandwidth / 1e9, "intra_latency_s": link.latency_s}
+    if between := {kind: timed for kind, timed in one["between"].items() if timed}:
+        link = fit_link("all-reduce", hosts, between["all-reduce"])
+        table |= {"nic_gbps": link.bandwidth * 8 / 1e9, "latency_s": link.latency_s}
+        for kind, timed in between.items():
+            table[f"{kind.replace('-', '_')}_rounds"] = rounds(kind, hosts, timed)
     if cpu:
         table["host_gbytes_per_s"] = one["memory_bandwidth"] / 1e9
         table["host_memory_bandwidth"] = one["memory_bandwidth"] * one["devices"]

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxdp.config import Config
@@ -36,7 +36,7 @@ class Phases:
 
 
 def phases(config: Config, hardware: Hardware, dtype: str, bandwidth_divisor: float = 1.0) -> Phases:
-    """A mesh strategy's communication; collectives of one part and kind travel together, as compilers combine them.
+    """A mesh strategy's communication; where the compiler combines them, those of one part and kind travel together.
 
     The flat unit's rounds follow one another: a block's mean time is the sum over its owners.
     """
@@ -49,9 +49,22 @@ def phases(config: Config, hardware: Hardware, dtype: str, bandwidth_divisor: fl
         together[(_part(each, placed), each.kind, *each.axes, *alone)].append(each)
     seconds: dict[str, float] = defaultdict(float)
     for (part, *_), members in together.items():
-        spent = _seconds(members[0], sum(each.bytes for each in members), hardware, bandwidth_divisor)
+        sizes = _message_sizes(members, config, hardware)
+        spent = sum(_seconds(members[0], size, hardware, bandwidth_divisor) for size in sizes)
         seconds[f"{part}_s"] += spent / (config.model.layers if members[0].purpose in FLAT_PURPOSES else 1)
     return Phases(**seconds, moved_bytes=sum(each.count * moved_bytes(each) for each in planned))
+
+
+def _message_sizes(members: Sequence[Planned], config: Config, hardware: Hardware) -> list[float]:
+    """Bytes of the messages in which collectives travel: one for all of them, or one a leaf."""
+    if all(group.combines for group in hardware.groups):
+        return [sum(each.bytes for each in members)]
+    elements = {parameter.path: parameter.size for parameter in parameters(config.model)}
+    sizes: list[float] = []
+    for each in members:
+        leaves = [elements.get(path, 1) for path in each.leaves]  # the flat unit's vector is a leaf of its own
+        sizes += [each.bytes * leaf / sum(leaves) for leaf in leaves]
+    return sizes
 
 
 def planned_collectives(config: Config, placed: Shards, dtype: str) -> list[Planned]:
@@ -79,7 +92,7 @@ def _part(planned: Planned, placed: Shards) -> str:
 
 def _seconds(planned: Planned, size: float, hardware: Hardware, divisor: float) -> float:
     g, m = levels(planned.groups[0], hardware)
-    inside, across = links(hardware, divisor)
+    inside, across = links(hardware, planned.kind, divisor)
     timed = two_level_all_reduce if planned.kind == "all-reduce" else two_level_pass
     return timed(size, g, m, inside, across)
 
@@ -97,16 +110,13 @@ def levels(members: tuple[int, ...], hardware: Hardware) -> tuple[int, int]:
     return max(hosts.values()), len(hosts)
 
 
-def links(hardware: Hardware, divisor: float = 1.0) -> tuple[Link, Link]:
+def links(hardware: Hardware, kind: str, divisor: float = 1.0) -> tuple[Link, Link]:
     """(inside a host, between hosts): a collective goes at its slowest member's pace."""
     groups = hardware.groups
-    return (
-        Link(
-            min(group.intra_bandwidth for group in groups) / divisor,
-            max(group.intra_latency_s for group in groups),
-        ),
-        Link(min(group.nic_bandwidth for group in groups) / divisor, max(group.nic_latency_s for group in groups)),
-    )
+    inside = Link(min(group.intra_bandwidth for group in groups), max(group.intra_latency_s for group in groups))
+    slowest = min(groups, key=lambda group: group.nic_bandwidth).nic(kind)
+    across = slowest._replace(latency_s=max(group.nic_latency_s for group in groups))
+    return inside.faster(1 / divisor), across.faster(1 / divisor)
 
 
 def tokens_for_balance(value_bytes: int, flops: float, bandwidth: float) -> float:

@@ -58,13 +58,13 @@ def print_sweep(reports: Sequence[Report], strategy: str, model: ModelConfig, fl
     console = Console(soft_wrap=True, highlight=False)
     title = f"{strategy}{' (flat unit)' if flat else ''}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("devices", "safe", "memory a device", *(["blocks and cuts"] if flat else []), "findings"):
-        table.add_column(name, no_wrap=name != "findings")
+    for name in ("devices", "safe", "memory a device", "findings", *(["blocks and cuts"] if flat else [])):
+        table.add_column(name, no_wrap=name != "blocks and cuts", overflow="fold")
     for report in reports:
         names = dict.fromkeys(finding.name for finding in report.findings)
         drawn = [cuts_text(flat_layout(model, report.devices))] if flat else []
         safe = "yes" if report.ok else "no"
-        table.add_row(str(report.devices), safe, bytes_text(report.memory_bytes), *drawn, ", ".join(names) or "-")
+        table.add_row(str(report.devices), safe, bytes_text(report.memory_bytes), "\n".join(names) or "-", *drawn)
     console.print(table)
 
 

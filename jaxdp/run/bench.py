@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 
@@ -11,6 +12,7 @@ from jaxdp.errors import JaxdpError
 from jaxdp.plan.preflight import Report
 from jaxdp.records import BenchResult, StepRecord, StepTime, Window, step_time
 from jaxdp.run import facts, oom
+from jaxdp.run.attribution import attribute_lateness
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
 from jaxdp.run.ready import Run, make_run
@@ -70,6 +72,7 @@ def bench(
     until_loss: float | None = None,
     profile: bool = False,
     trace: bool = False,
+    attribute: bool = False,
     observe: Observer,
     stop: object = False,
 ) -> list[BenchResult]:
@@ -77,7 +80,10 @@ def bench(
     with ExitStack() as stack:
         runs = []
         for config in prepared.configs:
-            run = stack.enter_context(closing(make_run(config, prepared.data, prepared.devices, spans=trace)))
+            run = make_run(
+                config, prepared.data, prepared.devices, hosts=prepared.hosts, spans=trace, arrivals=attribute
+            )
+            stack.enter_context(closing(run))
             with oom.named("compiling", config, _report(prepared, config)):
                 run.compile()
             observe(config.strategy.name, 0, f"compiled in {run.compile_s:.1f} s")
@@ -85,7 +91,7 @@ def bench(
                 run.start()
             runs.append(run)
             _record_start(prepared, run)
-        if profile:
+        if profile and prepared.folder.writes:
             stack.enter_context(jax.profiler.trace(str(prepared.folder.file("profile"))))
         # Of several runs the first is named: they share the memory.
         with oom.named("training", runs[0].config, prepared.reports[0]):
@@ -198,8 +204,17 @@ def _result(prepared: Prepared, measured: Measured, until_loss: float | None) ->
         settings=facts.settings(run, prepared.xla_flags),
         run_dir=str(prepared.folder.path / _prefix(prepared, config)),
         how=facts.HOW,
-        notes=facts.notes(run, use, [finding.message for finding in _report(prepared, config).findings]),
-        extra={**facts.extra(run), **(race if until_loss is not None else {})},
+        notes=facts.notes(run, use, [f.message for f in _report(prepared, config).findings], prepared.machines),
+        extra={**facts.extra(run), **(race if until_loss is not None else {}), **_ranks(prepared, measured)},
+    )
+
+
+def _ranks(prepared: Prepared, measured: Measured) -> dict[str, Any]:
+    arrivals_s = [step for window in measured.windows for step in window.arrivals_s]
+    return (
+        {"ranks": attribute_lateness(arrivals_s, prepared.host_names, measured.step_time_s.median)}
+        if arrivals_s
+        else {}
     )
 
 
@@ -225,6 +240,6 @@ def _record_end(prepared: Prepared, measured: Measured, until_loss: float | None
             lines.append(record.to_json())
     prepared.folder.write_json(f"{prefix}summary.json", result.to_json())
     spans = [span for window in measured.windows for span in window.spans]
-    if spans:
+    if spans and prepared.folder.writes:
         timeline(spans, len(measured.run.devices)).save(prepared.folder.file(f"{prefix}trace.json"))
     return result

@@ -6,6 +6,9 @@
 
 Arrays are stored in a flat table from a leaf's path to its value, so that neither the strategy nor the
 classes of an optimizer's state are part of the format.
+
+In a run over many processes every one makes the same calls. Each writes its own shards; process 0 alone looks
+at the folder, decides, and commits.
 """
 
 import contextlib
@@ -25,6 +28,7 @@ import orbax.checkpoint as ocp
 
 from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.run import manifest as manifests
+from jaxdp.run import processes
 from jaxdp.run.folder import remove
 from jaxdp.run.manifest import Manifest, step_folder
 from jaxdp.strict_json import plain, sync_folder
@@ -57,10 +61,11 @@ class Checkpoints:
         self._pending: Future[int] | None = None
         _quiet_orbax()
         # Uncompressed: floats hardly compress, and zstd doubles the time of a save and of a restore.
-        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
+        together = _together()
+        handler = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=together)
+        self._orbax = ocp.AsyncCheckpointer(handler, multiprocessing_options=together)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        if jax.process_index() == 0:
-            self._tidy()
+        processes.on_first(self._tidy)
 
     def steps(self) -> list[int]:
         return manifests.steps(self.directory)
@@ -83,14 +88,11 @@ class Checkpoints:
             return False
         if step == self._newest:
             return False
-        self._refuse_step(step)
         leaves = _table(state)
         described = {path: _described(leaf) for path, leaf in leaves.items()}
         partial = self.directory / f"saving-{step:08d}"
+        processes.on_first(lambda: self._make_room(step, partial))
         try:
-            if jax.process_index() == 0:
-                remove(partial)
-                partial.mkdir(parents=True)
             self._orbax.save(partial / "state", args=ocp.args.PyTreeSave(leaves))
         except Exception as error:
             raise self._failure(step, partial, error) from error
@@ -112,16 +114,12 @@ class Checkpoints:
         checkpoint. Other leaves, shapes or dtypes, or metadata other than `must_match`, are refused.
         """
         self.wait()
-        found = self._verified(step)
+        leaves = _table(target)
+        found = processes.on_first(lambda: self._matching(step, leaves, must_match or {}))
         if found is None:
             return None
-        number, manifest = found
+        number, metadata = found
         folder = step_folder(self.directory, number)
-        leaves = _table(target)
-        manifests.refuse_other(manifest.metadata, must_match or {}, folder)
-        manifests.refuse_other(
-            {"state": manifest.leaves}, {"state": {k: _described(v) for k, v in leaves.items()}}, folder
-        )
         layout = {path: _restore_args(leaf) for path, leaf in leaves.items()}
         try:
             arrays = self._orbax.restore(
@@ -131,31 +129,40 @@ class Checkpoints:
             raise JaxdpError(f"{folder}: not restored ({_reason(error)})") from error
         self._newest = number
         state = jax.tree.unflatten(jax.tree.structure(target), [arrays[path] for path in leaves])
-        return Restored(number, state, manifest.metadata)
+        return Restored(number, state, metadata)
 
     def wait(self) -> None:
         """Returns once the save under way is committed; raises `JaxdpError` if it failed."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            self._newest = pending.result()
+            step = pending.result()
+            processes.on_first(lambda: None)  # which gets here once it has committed the step
+            self._newest = step
 
     def close(self) -> None:
         try:
             self.wait()
         finally:
-            self._worker.shutdown()
-            self._orbax.close()
+            self._shut()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        try:
+        if error is None:
             self.close()
+            return
+        try:
+            if self._pending is not None:
+                self._pending.result()  # without agreement: the other processes may be elsewhere
         except JaxdpError as failure:
-            if error is None:
-                raise
             log.error("%s", failure)  # what ended the run matters more
+        finally:
+            self._shut()
+
+    def _shut(self) -> None:
+        self._worker.shutdown()
+        self._orbax.close()
 
     def _tidy(self) -> None:
         """Removes what killed saves left behind."""
@@ -163,6 +170,14 @@ class Checkpoints:
             for path in self.directory.iterdir():
                 if UNFINISHED.fullmatch(path.name):
                     remove(path)
+
+    def _make_room(self, step: int, partial: Path) -> None:
+        self._refuse_step(step)
+        try:
+            remove(partial)
+            partial.mkdir(parents=True)
+        except OSError as error:
+            raise self._failure(step, partial, error) from error
 
     def _refuse_step(self, step: int) -> None:
         if step < max(self._newest, 0):
@@ -176,7 +191,7 @@ class Checkpoints:
     def _commit(self, step: int, partial: Path, metadata: dict[str, Any], leaves: dict[str, str]) -> int:
         try:
             self._orbax.wait_until_finished()
-            if jax.process_index() == 0:
+            if processes.is_first():
                 manifests.seal(partial, metadata, leaves)
                 self._retire(step)
                 partial.rename(step_folder(self.directory, step))
@@ -202,6 +217,20 @@ class Checkpoints:
             folder.rename(removing)
             remove(removing)
 
+    def _matching(
+        self, step: int | Literal["auto"], leaves: Mapping[str, Any], must_match: Mapping[str, Any]
+    ) -> tuple[int, dict[str, Any]] | None:
+        """The step to restore, proved whole and of these leaves, with its metadata."""
+        found = self._verified(step)
+        if found is None:
+            return None
+        number, manifest = found
+        folder = step_folder(self.directory, number)
+        manifests.refuse_other(manifest.metadata, must_match, folder)
+        wanted = {path: _described(leaf) for path, leaf in leaves.items()}
+        manifests.refuse_other({"state": manifest.leaves}, {"state": wanted}, folder)
+        return number, manifest.metadata
+
     def _verified(self, step: int | Literal["auto"]) -> tuple[int, Manifest] | None:
         if step == "auto":
             return manifests.latest_good(self.directory)
@@ -214,6 +243,12 @@ class Checkpoints:
         there = self.steps()
         stay = f"older checkpoints stay: {', '.join(map(str, there))}" if there else "there is no older one"
         return JaxdpError(f"{self.directory}: step {step} was not saved ({_reason(error)}); {stay}")
+
+
+def _together() -> ocp.options.MultiprocessingOptions:
+    """Orbax over all processes: named, so that it meets through JAX's coordination service, not by collectives."""
+    everyone = set(range(processes.count())) if processes.count() > 1 else None
+    return ocp.options.MultiprocessingOptions(active_processes=everyone)
 
 
 @functools.cache

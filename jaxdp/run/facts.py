@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +17,7 @@ from jaxdp.mesh.hlo import collectives
 from jaxdp.mesh.hlo_flops import flops
 from jaxdp.plan.hardware import PRESETS
 from jaxdp.records import How, Memory
+from jaxdp.run import processes
 from jaxdp.run.ready import Run
 from jaxdp.server.run import ServerRun
 
@@ -82,7 +85,7 @@ def memory_of(run: Run, alone: bool) -> Memory:
         gradient_bytes_per_device=gradients,
         optimizer_bytes_per_device=optimizer,
         compiled_bytes_per_device=compiled.total if compiled else None,
-        device_peak_bytes=_peak_bytes(run.devices[0]) if alone else None,
+        device_peak_bytes=_peak_bytes(run.devices) if alone else None,
         host_rss_bytes=psutil.Process().memory_info().rss,
     )
 
@@ -187,8 +190,8 @@ def settings(run: Run, xla_flags: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def notes(run: Run, use: Utilisation, findings: list[str]) -> list[str]:
-    """What a reader must know before believing the figures."""
+def notes(run: Run, use: Utilisation, findings: list[str], hosts: int) -> list[str]:
+    """What a reader must know before believing the figures of a run on so many hosts."""
     said = [f"check: {finding}" for finding in findings]
     if run.config.stragglers:
         said.append(
@@ -199,10 +202,16 @@ def notes(run: Run, use: Utilisation, findings: list[str]) -> list[str]:
             f"a latency of {run.config.strategy.round_latency_s:g} s is injected, slept in every round that fetches "
             "a block or returns its gradients"
         )
-    if run.devices[0].platform == "cpu" and len(run.devices) > 1:
+    if run.devices[0].platform == "cpu" and len(run.devices) > hosts:
+        where = "this machine's cores" if hosts == 1 else f"the cores of {hosts} machines"
         said.append(
-            f"the {len(run.devices)} host devices share this machine's cores: their throughput is no evidence of a "
+            f"the {len(run.devices)} host devices share {where}: their throughput is no evidence of a "
             "cluster's, while memory, collectives and losses are exact"
+        )
+    if len(kinds := Counter(device.device_kind for device in run.devices)) > 1:
+        said.append(
+            f"devices of several kinds in one mesh ({', '.join(f'{n} x {kind}' for kind, n in kinds.items())}): each "
+            "has an equal part of the batch, so the slowest kind sets the pace; MFU is of the sum of their peaks"
         )
     if use.mfu_percent is not None and use.mfu_percent > 100:
         said.append("MFU above 100 %: the peak of another device was taken, or the timing is wrong")
@@ -215,9 +224,14 @@ def extra(run: Run) -> dict[str, Any]:
         server = run.config.server
         chosen = {"engine": server.engine, "workers": run.workers, "policy": server.policy}
         return {**chosen, "correction": server.correction, **run.loop.metrics.summary()}
-    return run.pace.summary() if run.pace else {}
+    if run.pace is None:
+        return {}
+    rows = sorted(row for part in processes.gather(run.pace.summary()) for row in part)
+    return {"intended_step_s": [row[1] for row in rows], "realised_step_s": [row[2] for row in rows]}
 
 
-def _peak_bytes(device: jax.Device) -> int | None:
-    found = device.memory_stats()
-    return found.get("peak_bytes_in_use") if found else None
+def _peak_bytes(devices: Sequence[jax.Device]) -> int | None:
+    """The fullest device's peak, over all processes; None where the backend doesn't say, as on a CPU."""
+    own = [device.memory_stats() for device in devices if device.process_index == jax.process_index()]
+    peaks = processes.gather(max((found["peak_bytes_in_use"] for found in own if found), default=None))
+    return max((peak for peak in peaks if peak is not None), default=None)

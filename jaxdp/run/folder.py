@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,10 +19,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,=+-]{0,127}")
 
 
 class RunFolder:
-    """A folder held by this process until `release` or the end of a `with`; the run's other processes need no claim."""
+    """A folder held by this process until `release` or the end of a `with`.
 
-    def __init__(self, path: Path, claim: int | None = None):
+    Of a run over many processes one holds it. The others need no claim, and what they would write of the run's
+    records (`writes` False) comes to nothing.
+    """
+
+    def __init__(self, path: Path, claim: int | None = None, *, writes: bool = True):
         self.path = path
+        self.writes = writes
         self._claim = claim
 
     def file(self, name: str) -> Path:
@@ -35,11 +41,12 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> Path:
         path = self.file(name)
-        strict_json.write_json(path, value)
+        if self.writes:
+            strict_json.write_json(path, value)
         return path
 
-    def lines(self, name: str) -> JsonLines:
-        return JsonLines(self.file(name))
+    def lines(self, name: str) -> "JsonLines | NoLines":
+        return JsonLines(self.file(name)) if self.writes else NoLines()
 
     def release(self) -> None:
         if self._claim is not None:
@@ -51,6 +58,19 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class NoLines:
+    """The log of a process that writes none."""
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def open_run(path: Path, *, resume: bool = False, overwrite: bool = False) -> RunFolder:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import jax
@@ -14,19 +15,34 @@ from jaxdp.learn.task import TrainState
 from jaxdp.mesh.compile import abstract_batch, abstract_state, build_step
 from jaxdp.mesh.pace import StepPace
 from jaxdp.records import StepRecord, Window
+from jaxdp.run import processes, watchdog
+from jaxdp.timeline import Span
+
+# XLA's CPU client admits 32 programs to a device; beyond, the launches of one step wait for each other's places while
+# its collectives wait for all: the process aborts. A few steps hide the dispatch as well as many do.
+RUN_AHEAD = 8
 
 
 class MeshRun:
     """One mesh strategy: lay out, `compile`, `start`, then `window` after `window`."""
 
     def __init__(
-        self, config: Config, data: Data, devices: Sequence[jax.Device], hosts: int = 1, *, spans: bool = False
+        self,
+        config: Config,
+        data: Data,
+        devices: Sequence[jax.Device],
+        hosts: int = 1,
+        *,
+        spans: bool = False,
+        arrivals: bool = False,
     ):
         self.config = config
         self.data = data
         self.devices = list(devices)
-        self.pace = _pace(config, self.devices, spans)
+        self.arrivals = arrivals
+        self.pace = _pace(config, self.devices, spans, arrivals)
         self.task, self.layout, self.functions = build_step(config, devices, hosts, pace=self.pace)
+        self.rows = self.layout.local_rows(config.train.global_batch)
         self.compile_s = 0.0
         self.compiled: Any = None
         self.state: TrainState | None = None
@@ -34,6 +50,7 @@ class MeshRun:
 
     def compile(self) -> None:
         """Compiles the step ahead of time, for the shapes of the data's batches."""
+        watchdog.progress(f"compiling {self.config.strategy.name}")
         started = time.perf_counter()
         lowered = self.functions.step.lower(self.abstract_state(), abstract_batch(self.config, self.layout))
         self.compiled = lowered.compile()
@@ -43,6 +60,9 @@ class MeshRun:
         """Begins from a state in this layout, or from the seed's initial values; a server's snapshot means nothing."""
         self.state = self.functions.init(self.config.train.seed) if state is None else state
         self.next_step = int(self.state.step)
+        if self.pace:
+            processes.gather("the same moment")
+            self.pace.restart_clock()
 
     @property
     def started(self) -> TrainState:
@@ -60,13 +80,17 @@ class MeshRun:
         return None
 
     def window(self, steps: int, *, settle: bool = False) -> Window:
-        """Runs `steps` steps; dispatch runs ahead inside the window, and only its edges wait."""
+        """Runs `steps` steps; dispatch runs up to `RUN_AHEAD` steps ahead inside the window, and its edges wait."""
         metrics, waits = [], []
+        watchdog.progress(f"steps from {self.next_step} of {self.config.strategy.name}")
         jax.block_until_ready(self.started)
         started = time.perf_counter()
         for step in range(self.next_step, self.next_step + steps):
+            if len(metrics) >= RUN_AHEAD:
+                jax.block_until_ready(metrics[-RUN_AHEAD])
             fetching = time.perf_counter()
-            batch = self.functions.put(self.data.batch(step))
+            rows = self.data.rows(step, self.rows.start, self.rows.stop - self.rows.start)
+            batch = self.functions.put(rows)
             waits.append(time.perf_counter() - fetching)
             self.state, found = self.compiled(self.started, batch)
             metrics.append(found)
@@ -74,18 +98,30 @@ class MeshRun:
         seconds = time.perf_counter() - started
         first, self.next_step = self.next_step, self.next_step + steps
         records = self._records(first, jax.device_get(metrics), waits, seconds / steps)
-        return Window(records, seconds, steps, self.pace.take_spans() if self.pace else ())
+        return Window(records, seconds, steps, self._spans(), self._arrivals_s())
 
     def evaluate(self, stop: object = False) -> float | None:
         """The mean loss over every held-out token, exact whatever the batch; None if `stop` became true meanwhile."""
         params = self.started.params
         total = tokens = 0.0
-        for batch in self.data.eval_batches(self.config.train.global_batch):
+        for batch in self.data.eval_batches(self.config.train.global_batch, self.rows):
             if stop:
                 return None
+            watchdog.progress("evaluating")
             part = jax.device_get(self.functions.evaluate(params, self.functions.put(batch)))
             total, tokens = total + float(part[0]), tokens + float(part[1])
         return total / tokens
+
+    def _spans(self) -> list[Span]:
+        if self.pace is None or self.pace.spans is None:
+            return []
+        parts = processes.gather([astuple(span) for span in self.pace.take_spans()])
+        return [Span(*values) for part in parts for values in part]
+
+    def _arrivals_s(self) -> list[tuple[float, ...]]:
+        if self.pace is None or not self.arrivals:
+            return []
+        return list(zip(*processes.gather(self.pace.take_arrivals()), strict=True))
 
     def close(self) -> None:
         """Lets go of the state."""
@@ -107,13 +143,13 @@ class MeshRun:
         ]
 
 
-def _pace(config: Config, devices: Sequence[jax.Device], spans: bool) -> StepPace | None:
+def _pace(config: Config, devices: Sequence[jax.Device], spans: bool, arrivals: bool) -> StepPace | None:
     """The delays of a mesh's devices; a compiled step of an accelerator cannot be held back from inside."""
     found = delays.parse(config.stragglers, config.train.seed, "stragglers")
-    if not found and not spans:
+    if not found and not spans and not arrivals:
         return None
     found.check(len(devices))
-    if devices[0].platform != "cpu":
+    if devices[0].platform != "cpu" and (found or spans):
         asked = "stragglers" if found else "--trace"
         raise BadInput(f"{asked}: a mesh strategy's steps are delayed and traced on host devices only; try --profile")
     if found.failing:

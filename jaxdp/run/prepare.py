@@ -10,7 +10,9 @@ from jaxdp.errors import BadInput
 from jaxdp.learn.corpora import open_corpus
 from jaxdp.learn.data import Data, open_data
 from jaxdp.plan.preflight import Report, check_allowed, preflight, require
+from jaxdp.run import processes
 from jaxdp.run.folder import RunFolder, fresh_run, open_run
+from jaxdp.run.processes import Job
 
 if TYPE_CHECKING:
     import jax
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run starts from. The configs differ in their strategy only, so the data is the same for all."""
+    """What a run starts from. The configs differ in their strategy only, so the data is the same for all.
+
+    `hosts` are the groups of devices that share a host, `host_names` each process's host.
+    """
 
     configs: tuple[Config, ...]
     data: Data
@@ -26,6 +31,12 @@ class Prepared:
     devices: "tuple[jax.Device, ...]"
     reports: tuple[Report, ...]
     xla_flags: tuple[str, ...]
+    hosts: int = 1
+    host_names: tuple[str, ...] = ("",)
+
+    @property
+    def machines(self) -> int:
+        return len(set(self.host_names))
 
 
 def prepare(
@@ -38,38 +49,65 @@ def prepare(
     overwrite: bool = False,
     resume: bool = False,
     xla_flags: bool = True,
+    job: Job | None = None,
 ) -> Prepared:
     """Checks in the order of cost. A number of devices that is given is checked before JAX is imported.
 
     Raises `BadInput` or `Refused`; then nothing has been written but possibly an empty folder.
     """
+    job = job or Job()
     allow = check_allowed(allow)
     if run_dir == "":
         raise BadInput("--run-dir: is empty; name a folder or leave it out")
+    if job.processes > 1 and any(config.strategy.name == "ps" for config in configs):
+        raise BadInput(
+            "--strategy ps: its workers are no processes of one job; start one, on several hosts with --engine ray"
+        )
     if devices is not None:
         for config in configs:
-            require(preflight(config, devices), allow)
+            # How HSDP groups the devices is their hosts' matter, which only the processes know together.
+            if job.processes == 1 or config.strategy.name != "hsdp":
+                require(preflight(config, devices), allow)
     corpus = open_corpus(configs[0])
+    job.join()
 
     import jax
 
-    from jaxdp.mesh.devices import claim, use_gpu_flags
+    from jaxdp.mesh.devices import claim, host_groups, use_gpu_flags
 
     flags = use_gpu_flags(xla_flags)
-    claimed = claim(devices)
-    hosts = len({device.process_index for device in claimed})
-    memory_bytes = device_memory_bytes(claimed[0])
+    host_names = processes.gather(processes.host_name())
+    claimed = claim(devices, host_names)
+    hosts = host_groups(claimed, host_names)
+    memory_bytes = device_memory_bytes(claimed)
     reports = tuple(
         preflight(config, len(claimed), hosts, memory_bytes, platform=claimed[0].platform) for config in configs
     )
     for report in reports:
         require(report, allow)
     flags = flags if jax.default_backend() == "gpu" else ()
-    folder = open_run(Path(run_dir), resume=resume, overwrite=overwrite) if run_dir else fresh_run(name)
-    return Prepared(tuple(configs), open_data(configs[0], corpus), folder, tuple(claimed), reports, flags)
+    folder = _claim_folder(name, run_dir, resume, overwrite)
+    processes.write_log_to(folder.path)
+    own = [str(device) for device in claimed if device.process_index == jax.process_index()]
+    processes.log(f"devices {', '.join(own)} of {len(claimed)} on {len(set(host_names))} host(s)")
+    data = open_data(configs[0], corpus)
+    return Prepared(tuple(configs), data, folder, tuple(claimed), reports, flags, hosts, tuple(host_names))
 
 
-def device_memory_bytes(device: "jax.Device") -> int | None:
-    """What the backend may allocate on a device; None where it doesn't say, as on a CPU."""
-    found = device.memory_stats()
-    return found.get("bytes_limit") if found else None
+def _claim_folder(name: str, run_dir: str | None, resume: bool, overwrite: bool) -> RunFolder:
+    """The run's folder: process 0 claims it, and the others write no records to it."""
+    mine = None
+    if processes.is_first():
+        mine = open_run(Path(run_dir), resume=resume, overwrite=overwrite) if run_dir else fresh_run(name)
+    path = processes.broadcast(str(mine.path) if mine else "")
+    return mine or RunFolder(Path(path), writes=False)
+
+
+def device_memory_bytes(devices: "Sequence[jax.Device]") -> int | None:
+    """What the backend may allocate on the smallest device; None where it doesn't say, as on a CPU."""
+    import jax
+
+    own = [device.memory_stats() for device in devices if device.process_index == jax.process_index()]
+    known = [found["bytes_limit"] for found in own if found and "bytes_limit" in found]
+    limits = processes.gather(min(known, default=None))
+    return min((limit for limit in limits if limit is not None), default=None)

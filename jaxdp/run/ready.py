@@ -17,10 +17,18 @@ from jaxdp.server.run import ServerRun
 Run = MeshRun | ServerRun
 
 
-def make_run(config: Config, data: Data, devices: Sequence[jax.Device], *, hosts: int = 1, spans: bool = False) -> Run:
-    """The run of the config's strategy; `spans` keeps those of a timeline."""
+def make_run(
+    config: Config,
+    data: Data,
+    devices: Sequence[jax.Device],
+    *,
+    hosts: int = 1,
+    spans: bool = False,
+    arrivals: bool = False,
+) -> Run:
+    """The run of the config's strategy; `spans` keeps those of a timeline, `arrivals` when each process was ready."""
     if config.strategy.name != "ps":
-        return MeshRun(config, data, devices, hosts, spans=spans)
+        return MeshRun(config, data, devices, hosts, spans=spans, arrivals=arrivals)
     if config.strategy.unit == "flat":
         raise BadInput("strategy.unit=flat: is fsdp's; a parameter server knows no unit")
     return ServerRun(config, data, devices, spans=spans)

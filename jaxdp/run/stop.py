@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -20,16 +21,28 @@ class StopFlag:
     A watcher thread reads signals from a pipe that the interpreter's C handler fills, so that a second
     signal works even while the main thread compiles or saves and runs no Python. Off the main thread,
     where Python allows no handlers, entering does nothing.
+
+    In a run over many processes `agree` turns this one's exit code into that of all. Then reading the flag is a
+    step that all take together, at the same places of the program, and what was read once stays.
     """
 
-    def __init__(self) -> None:
-        self.exit_code: int | None = None
+    def __init__(self, agree: Callable[[int | None], int | None] | None = None) -> None:
+        self._own_code: int | None = None
+        self._agreed_code: int | None = None
+        self._agree = agree
         self._asked_at = 0.0
         self._old_handlers: dict[signal.Signals, Any] = {}
         self._watcher: threading.Thread | None = None
 
     @property
+    def exit_code(self) -> int | None:
+        """Of what was read so far; without other processes, of the signal received."""
+        return self._agreed_code if self._agree else self._own_code
+
+    @property
     def requested(self) -> bool:
+        if self._agree and self._agreed_code is None:
+            self._agreed_code = self._agree(self._own_code)
         return self.exit_code is not None
 
     def __bool__(self) -> bool:
@@ -66,8 +79,8 @@ class StopFlag:
 
     def _ask(self, number: int) -> None:
         now = time.monotonic()
-        if self.exit_code is None:
-            self.exit_code, self._asked_at = 128 + number, now
+        if self._own_code is None:
+            self._own_code, self._asked_at = 128 + number, now
             name = signal.Signals(number).name
             log.warning("%s: saving and stopping; a second signal ends the run at once, unsaved", name)
         elif now - self._asked_at > SAME_REQUEST_S:

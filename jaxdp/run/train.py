@@ -1,16 +1,19 @@
 """Training: the run's windows with evaluation, checkpoints, resuming and stopping in good order."""
 
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from jaxdp.config import Config
+from jaxdp.errors import BadInput
 from jaxdp.records import StepRecord
-from jaxdp.run import manifest, oom
+from jaxdp.run import manifest, oom, processes
 from jaxdp.run.bench import refuse_nonfinite
 from jaxdp.run.checkpoint import Checkpoints
-from jaxdp.run.folder import RunFolder
+from jaxdp.run.folder import NoLines, RunFolder
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
 from jaxdp.run.ready import Run, make_run
@@ -19,6 +22,7 @@ from jaxdp.strict_json import JsonLines, keep_lines
 
 WINDOW_S = 1.0  # how long a stop may have to wait; a window is at least one step
 MOST_STEPS = 50
+SEEN_WITHIN_S = 30.0  # network file systems may take a while to show a new file
 
 Resume = int | Literal["auto", "never"]
 
@@ -63,9 +67,10 @@ def train(
     config, folder = prepared.configs[0], prepared.folder
     end = steps or config.train.steps
     directory = folder.file("checkpoints")
-    if resume != "never" and (found := manifest.peek(directory, resume)):
-        manifest.refuse_other(found[1].metadata, _identity(config, prepared), directory)
-    with closing(make_run(config, prepared.data, prepared.devices)) as run, Checkpoints(directory) as checkpoints:
+    processes.on_first(lambda: _refuse_other_run(config, prepared, resume))
+    _refuse_unshared(folder.path)
+    made = make_run(config, prepared.data, prepared.devices, hosts=prepared.hosts)
+    with closing(made) as run, Checkpoints(directory) as checkpoints:
         restored = None
         if resume != "never":
             restored = checkpoints.restore(resume, run.abstract_state(), must_match=_identity(config, prepared))
@@ -98,7 +103,7 @@ def train(
             loss=last_loss,
             eval_loss=eval_loss,
             tokens=run.next_step * config.train.global_batch * config.model.context,
-            checkpoint_step=max(checkpoints.steps(), default=None),
+            checkpoint_step=processes.on_first(lambda: max(checkpoints.steps(), default=None)),
             resumed_from=None if restored is None else restored.step,
             run_dir=str(folder.path),
             stopped=stop.requested,
@@ -113,7 +118,7 @@ def _loop(
     save_every: int,
     eval_every: int,
     checkpoints: Checkpoints,
-    lines: JsonLines,
+    lines: JsonLines | NoLines,
     prepared: Prepared,
     observe: Observer,
     stop: StopFlag,
@@ -129,7 +134,7 @@ def _loop(
             lines.append(record.to_json())
         refuse_nonfinite(run.config, window.records)
         last = window.records[-1]
-        size = max(1, min(MOST_STEPS, int(WINDOW_S / last.step_time_s)))
+        size = processes.broadcast(max(1, min(MOST_STEPS, int(WINDOW_S / last.step_time_s))))
         observe(run.next_step - before, step_line(run, last))
         if save_every and run.next_step % save_every == 0:
             checkpoints.save(run.next_step, run.state, _metadata(run.config, prepared, run, last.loss))
@@ -137,6 +142,31 @@ def _loop(
             found = run.evaluate(stop)
             observe(0, "" if found is None else f"held-out loss {found:.4f}")
     return last
+
+
+def _refuse_other_run(config: Config, prepared: Prepared, resume: Resume) -> None:
+    directory = prepared.folder.file("checkpoints")
+    if resume != "never" and (found := manifest.peek(directory, resume)):
+        manifest.refuse_other(found[1].metadata, _identity(config, prepared), directory)
+
+
+def _refuse_unshared(folder: Path) -> None:
+    """Refuses a folder that the other hosts don't see: each would keep its part of a checkpoint to itself."""
+    if processes.count() == 1:
+        return
+    token = processes.broadcast(str(time.time_ns()))
+    mark = folder / f".seen-by-all-{token}"
+    processes.on_first(mark.touch)
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    while not (seen := mark.exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    blind = [index for index, sees in enumerate(processes.gather(seen)) if not sees]
+    processes.on_first(mark.unlink)
+    if blind:
+        raise BadInput(
+            f"--run-dir {folder}: process {', '.join(map(str, blind))} doesn't see what process 0 writes there; "
+            "checkpoints need a folder on a file system that all hosts share"
+        )
 
 
 def step_line(run: Run, record: StepRecord) -> str:
@@ -178,7 +208,7 @@ def _metadata(config: Config, prepared: Prepared, run: Run, loss: float | None) 
 
 def _record_start(prepared: Prepared, run: Run, resume: Resume) -> None:
     folder: RunFolder = prepared.folder
-    if resume != "never":  # also without a checkpoint: then all steps are taken again
+    if resume != "never" and folder.writes:  # also without a checkpoint: then all steps are taken again
         keep_lines(folder.file("steps.jsonl"), lambda row: row["step"] < run.next_step)
     document = provenance(
         run.config, run.devices, prepared.data.describe(), prepared.reports[0].to_json(), prepared.xla_flags

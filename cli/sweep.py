@@ -1,0 +1,123 @@
+"""`jaxdp sweep`: every cell of a grid, each in a process of its own, into one table."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.common import DebugOption, JsonOption, OverwriteOption, QuietOption, RunDirOption, print_json, say
+from jaxdp.errors import JaxdpError
+
+if TYPE_CHECKING:
+    from jaxdp.records import SweepRow
+    from jaxdp.run.sweep_cells import Cell, Run
+    from jaxdp.run.sweep_spec import SweepSpec
+
+PROGRAM = (sys.executable, "-P", "-m", "cli")  # this installation, whatever the PATH and the folder
+
+
+def sweep(
+    file: Annotated[str, typer.Argument(metavar="FILE_OR_NAME", help="The sweep's TOML, or quick, boundaries, study.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and their commands; run nothing.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed cells again.")] = False,
+    run_dir: RunDirOption = None,
+    overwrite: OverwriteOption = False,
+    json_: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Measure strategies x devices x any config keys; interrupted, the same command runs only what is missing.
+
+    Example: jaxdp sweep quick
+    """
+    from jaxdp.run.sweep_cells import make_cells
+    from jaxdp.run.sweep_spec import load_spec
+
+    spec = load_spec(file)
+    cells = make_cells(spec)
+    if dry_run:
+        _list(spec, cells, json_)
+        return
+    path = Path(run_dir or f"runs/sweep-{spec.name}")
+    rows = _run(spec, cells, path, overwrite=overwrite, retry=retry, quiet=quiet)
+    if json_:
+        print_json({"name": spec.name, "run_dir": str(path.absolute()), "rows": [row.to_json() for row in rows]})
+    else:
+        from jaxdp.report.sweep import print_rows
+
+        print_rows(spec.name, rows)
+        say(f"table: {path / 'table.jsonl'}")
+    failed = sum(row.status == "error" for row in rows)
+    if failed:
+        raise JaxdpError(f"{failed} of {len(rows)} runs failed; see {path / 'logs'}, --retry repeats them")
+
+
+def _run(
+    spec: "SweepSpec", cells: "list[Cell]", path: Path, *, overwrite: bool, retry: bool, quiet: bool
+) -> "list[SweepRow]":
+    from cli.progress import CellProgress
+    from jaxdp.run.sweep import open_sweep, read_rows, remaining_s, run_sweep
+    from jaxdp.run.sweep_cells import in_order
+
+    left = {run.key: run for run in in_order(cells, spec.repeats)}
+    total = len(left)
+    with (
+        open_sweep(path, spec, cells, overwrite=overwrite, retry=retry) as folder,
+        CellProgress(total, shown=not quiet) as progress,
+    ):
+        rows = read_rows(folder.path / "table.jsonl")
+        for row in rows:
+            del left[row.key]
+        if rows:
+            progress.say(f"{len(rows)} of {total} runs are in {path} already")
+            progress.update(len(rows), "")
+
+        def observe(run: "Run", row: "SweepRow | None") -> None:
+            if row is not None:
+                rows.append(row)
+                del left[run.key]
+            remaining = _remaining_text(remaining_s(rows, list(left.values())))
+            done = total - len(left)
+            progress.update(done, f"{remaining}  {run.cell}")
+            if row is not None:
+                progress.say(f"{done}/{total} {run.cell}: {_outcome_text(row)}{f'; {remaining}' if left else ''}")
+
+        try:
+            return run_sweep(spec, cells, folder, PROGRAM, observe)
+        except (KeyboardInterrupt, SystemExit):
+            progress.say(f"stopped with {len(rows)} of {total} runs in {path}; the same command runs the rest")
+            raise
+
+
+def _list(spec: "SweepSpec", cells: "list[Cell]", json_: bool) -> None:
+    entries = [
+        {
+            "cell": cell.values,
+            "global_batch": cell.config.train.global_batch,
+            "command": shlex.join(cell.command(("jaxdp",))),
+            "refusal": cell.refusal,
+            "findings": list(cell.findings),
+            "predicted": cell.predicted,
+        }
+        for cell in cells
+    ]
+    if json_:
+        print_json({"name": spec.name, "scaling": spec.scaling, "repeats": spec.repeats, "cells": entries})
+        return
+    from jaxdp.report.sweep import print_plan
+
+    print_plan(spec.name, spec.scaling, spec.repeats, entries)
+
+
+def _outcome_text(row: "SweepRow") -> str:
+    if row.result is None:
+        return f"{row.status}: {row.reason}"
+    return f"{row.result['tokens_per_second']:,.0f} tokens/s ({row.seconds:.0f} s)"
+
+
+def _remaining_text(seconds: float | None) -> str:
+    if seconds is None:
+        return "time left unknown yet"
+    return f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"

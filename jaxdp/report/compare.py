@@ -1,0 +1,110 @@
+"""Two sources side by side: what differs in the same cells beyond the spread of both, and what was set otherwise."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxdp.report import quantities
+from jaxdp.report.load import Measurement
+from jaxdp.report.quantities import Quantity
+from jaxdp.report.settings import flat, settings_of
+from jaxdp.report.spread import Spread, apart
+from jaxdp.report.study import Cell
+from jaxdp.strict_json import to_json
+
+COMPARED = (
+    quantities.THROUGHPUT,
+    quantities.STEP_TIME,
+    quantities.STATE,
+    quantities.PARAMETERS,
+    quantities.OPTIMIZER,
+    quantities.COMPILED,
+    quantities.PEAK,
+    quantities.SENT,
+    quantities.STALENESS,
+    quantities.TIME_TO_LOSS,
+    quantities.LAST_LOSS,
+    quantities.EVAL_LOSS,
+    quantities.COMPILE,
+)
+
+Judgement = Literal["better", "worse", "different", "within spread", "same", "unknown"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One quantity of a cell that both sources have. `ratio` is B's median over A's, None where A's is 0."""
+
+    cell: Cell  # A's
+    quantity: Quantity
+    a: Spread
+    b: Spread
+    judgement: Judgement
+
+    @property
+    def ratio(self) -> float | None:
+        return self.b.median / self.a.median if self.a.median else None
+
+    @property
+    def matters(self) -> bool:
+        return self.judgement in ("better", "worse", "different")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "strategy": self.cell.label, "devices": self.cell.devices, "conditions": self.cell.scene,
+            "quantity": self.quantity.key, "a": self.a.to_json(), "b": self.b.to_json(), "ratio": self.ratio,
+            "judgement": self.judgement, "matters": self.matters,
+        }  # fmt: skip
+
+
+def differences(a: Sequence[Cell], b: Sequence[Cell]) -> list[Difference]:
+    """Every compared quantity of every cell that both have; B is judged against A."""
+    others = {_same(cell): cell for cell in b}
+    found = []
+    for cell in a:
+        other = others.get(_same(cell))
+        for quantity in COMPARED if other else ():
+            left, right = cell.spread(quantity), other.spread(quantity) if other else None
+            if left and right:
+                found.append(Difference(cell, quantity, left, right, judge(quantity, left, right)))
+    return found
+
+
+def in_common(a: Sequence[Cell], b: Sequence[Cell]) -> bool:
+    return bool({_same(cell) for cell in a} & {_same(cell) for cell in b})
+
+
+def _same(cell: Cell) -> tuple[Any, ...]:
+    return cell.label, cell.scene, cell.devices, cell.tokens_per_step
+
+
+def judge(quantity: Quantity, a: Spread, b: Spread) -> Judgement:
+    """What is counted differs or not; what is timed differs where the spreads lie apart."""
+    if a.median == b.median:
+        return "same"
+    beyond = True if quantity.exact else apart(a, b)
+    if beyond is None:
+        return "unknown"
+    if not beyond:
+        return "within spread"
+    if quantity.better == "neither":
+        return "different"
+    return "better" if (b.median > a.median) == (quantity.better == "higher") else "worse"
+
+
+def settings_that_differ(a: Sequence[Measurement], b: Sequence[Measurement]) -> list[tuple[str, str, str]]:
+    """Config keys, versions, machine and devices whose values in A are not those in B: key, A's, B's."""
+    left, right = _values(a), _values(b)
+    return [
+        (key, ", ".join(sorted(left.get(key, ()))) or "(absent)", ", ".join(sorted(right.get(key, ()))) or "(absent)")
+        for key in sorted({*left, *right})
+        if left.get(key) != right.get(key)
+    ]
+
+
+def _values(runs: Sequence[Measurement]) -> dict[str, set[str]]:
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        for key, value in flat(settings_of(run.record)).items():
+            values.setdefault(key, set()).add(value if isinstance(value, str) else to_json(value))
+    return values

@@ -1,0 +1,48 @@
+"""Which process the others waited for, as a table."""
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from jaxdp.records import BenchResult
+from jaxdp.units import seconds_text
+
+# Their blocks' gathers come before the gradients are ready, and make all ranks wait for each other there.
+GATHERING = ("fsdp", "hsdp")
+
+
+def print_ranks(results: Sequence[BenchResult]) -> None:
+    """A table a strategy: when each rank's gradients were ready, counted from its start of the step."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    for result in results:
+        found = result.extra["ranks"]
+        table = Table(
+            title=f"{result.strategy}: arrival at the reduction, {found['steps']} steps", title_justify="left"
+        )
+        for name in ("rank", "host", "median", "p10 to p90", "slowdown", "last in", "waited"):
+            table.add_column(name, justify="left" if name == "host" else "right", no_wrap=True)
+        for row in found["rows"]:
+            times = row["arrival_s"]
+            table.add_row(
+                str(row["rank"]),
+                row["host"],
+                seconds_text(times["median"]),
+                f"{seconds_text(times['p10'])} to {seconds_text(times['p90'])}",
+                f"{row['slowdown']:.2f}x",
+                f"{100 * row['last_share']:.0f} % of steps",
+                seconds_text(row["waited_s"]),
+            )
+        console.print(table)
+        console.print(
+            f"{result.strategy}: with rank {found['slowest']} as fast as the slowest of the others throughput would be "
+            f"{found['gain_if_repaired']:.2f}x, without it and its part of the batch {found['gain_if_dropped']:.2f}x",
+            markup=False,
+        )
+        if result.strategy in GATHERING:
+            console.print(
+                f"note: {result.strategy} gathers parameters while it computes, where ranks wait for each other "
+                "already: a rank that computes slowly shows with ddp or zero1",
+                markup=False,
+            )

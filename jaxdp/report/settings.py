@@ -1,0 +1,27 @@
+"""What a run was made with: read, compared, and told apart by."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings with dotted keys; lists and empty mappings stay values."""
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `run.json` that a reader compares: config, versions, machine, devices, data."""
+    devices = record.get("devices") or []
+    kinds = sorted({f"{device.get('kind')} ({device.get('platform')})" for device in devices})
+    return {
+        **{key: record[key] for key in ("config", "versions", "machine", "commit", "processes") if key in record},
+        **({"devices": {"count": len(devices), "kind": ", ".join(kinds)}} if devices else {}),
+        **({"data": {"sha256": record["data"].get("sha256")}} if isinstance(record.get("data"), Mapping) else {}),
+        **({"xla_flags": record["xla_flags"]} if "xla_flags" in record else {}),
+    }

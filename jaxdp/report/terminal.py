@@ -1,0 +1,62 @@
+"""A study as a table on the terminal, with what a reader must know below it."""
+
+import sys
+from collections.abc import Callable
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxdp.report import quantities as q
+from jaxdp.report.chapters import caveats
+from jaxdp.report.section import UNKNOWN
+from jaxdp.report.spread import Spread
+from jaxdp.report.study import Cell
+from jaxdp.report.write import Study
+
+WIDTH = 160  # where the output is piped
+COLUMNS: tuple[tuple[str, Callable[[Cell], str]], ...] = (
+    ("strategy", lambda cell: cell.label),
+    ("devices", lambda cell: str(cell.devices)),
+    ("conditions", lambda cell: cell.scene),
+    ("n", lambda cell: str(len(cell.runs))),
+    ("tokens/s", lambda cell: _median(cell, q.THROUGHPUT)),
+    ("spread", lambda cell: _ends(cell.spread(q.THROUGHPUT), q.THROUGHPUT)),
+    ("state a device", lambda cell: _median(cell, q.STATE)),
+    ("sent a device", lambda cell: _median(cell, q.SENT)),
+    ("staleness", lambda cell: _median(cell, q.STALENESS)),
+    ("last loss", lambda cell: _median(cell, q.LAST_LOSS)),
+)
+
+
+def print_study(found: Study) -> None:
+    """A line a cell, then remarks, bends, differences that matter, and what gave no result."""
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else WIDTH)
+    efficiency = {id(point.cell): f"{point.efficiency.median:.2f}" for curve in found.curves for point in curve.points}
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    columns = [column for column in COLUMNS if any(column[1](cell).strip(UNKNOWN) for cell in found.cells)]
+    for name, _ in columns:
+        table.add_column(name, justify="left" if name in ("strategy", "conditions") else "right", no_wrap=True)
+    table.add_column("efficiency", justify="right", no_wrap=True)
+    for cell in found.cells:
+        table.add_row(*(Text(show(cell)) for _, show in columns), efficiency.get(id(cell), UNKNOWN))
+    console.print(table)
+    for line in [*caveats(found.cells), *(f"{bend.label}: {bend.statement}" for bend in found.bends)]:
+        console.print(f"note: {line.replace('**', '')}", markup=False)
+    for each in (each for each in found.differences if each.matters):
+        ratio = "" if each.ratio is None else f", B is {each.ratio:.3f} of A"
+        console.print(f"differs: {each.cell.name}: {each.quantity.name} {each.judgement}{ratio}", markup=False)
+    for run in (run for run in found.runs if run.result is None):
+        console.print(f"not measured: {run.name}: {run.status}: {run.reason or UNKNOWN}", markup=False)
+
+
+def _median(cell: Cell, quantity: q.Quantity) -> str:
+    found = cell.spread(quantity)
+    return UNKNOWN if found is None else quantity.text(found.median)
+
+
+def _ends(found: Spread | None, quantity: q.Quantity) -> str:
+    if found is None or found.low is None or found.high is None:
+        return UNKNOWN
+    return f"{quantity.text(found.low)} to {quantity.text(found.high)}"

@@ -1,0 +1,64 @@
+"""A command that is ended with all that it started, however the one who started it ends (no JAX)."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO
+
+from jaxdp.run.launch import MINDER
+
+GRACE_S = 5.0
+
+# Tells the minder of its process group and only then becomes the command: there is no moment to slip through. Not a
+# `preexec_fn`, which must not be used where threads run, such as a progress bar's.
+LEASH = """
+import os, sys
+minder, command = int(sys.argv[1]), sys.argv[2:]
+os.write(minder, b"%d\\n" % os.getpid())
+os.close(minder)
+try:
+    os.execvp(command[0], command)
+except OSError as error:
+    sys.exit(f"error: {command[0]}: cannot be started ({error.strerror})")
+"""
+
+
+@contextmanager
+def started(command: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """The command's process, without input and in a process group of its own; at the end of the `with` all of it is
+    ended: asked first, killed after `GRACE_S`. SIGKILL of this process kills it too."""
+    python = [sys.executable, "-I", "-S", "-c"]
+    minder = subprocess.Popen([*python, MINDER], stdin=subprocess.PIPE, start_new_session=True)
+    assert minder.stdin is not None
+    try:
+        told = minder.stdin.fileno()
+        process = subprocess.Popen(
+            [*python, LEASH, str(told), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            pass_fds=(told,),
+        )
+        try:
+            yield process
+        finally:
+            _end(process)
+    finally:
+        minder.stdin.close()
+        minder.wait()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        if process.poll() is None:
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait(GRACE_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,402 @@
+"""One run over many processes: the losses of one process, one voice, one end for all, and checkpoints that move."""
+
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxdp.errors import BadInput, JaxdpError
+from jaxdp.mesh.devices import host_groups
+from jaxdp.mesh.rules import STRATEGIES
+from jaxdp.run import rendezvous
+from jaxdp.run.attribution import attribute_lateness
+from jaxdp.run.processes import gather, on_first
+from jaxdp.run.rendezvous import Refusal, parse_address
+from jaxdp.run.scheduler import find_job
+from jaxdp.run.stop import StopFlag
+from tests.processes import PATIENCE_S, Done, Rank, finish, free_port, run, started
+
+TOLERANCE = 1e-5
+# Small, and with dropout: masks belong to sequences, wherever they are computed.
+SMALL = (
+    *("--set", "model.layers=2", "--set", "model.width=32", "--set", "model.heads=4", "--set", "model.ffn=64"),
+    *("--set", "model.context=16", "--set", "model.dropout=0.1", "--set", "data.corpus=synthetic"),
+    *("--set", "train.global_batch=16", "--set", "strategy.min_shard_bytes=0", "--quiet"),
+)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "steps.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def told(done: list[Done]) -> list[str]:
+    """Every line on any rank's stderr, in order of the ranks."""
+    return [line for each in done for line in each.errors.splitlines()]
+
+
+# What a job is, before JAX.
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "processes", "process_id", "said"),
+    [
+        ("here:1234", None, 0, "--processes"),
+        (None, 2, None, "--coordinator"),
+        ("here", 2, 0, "HOST:PORT"),
+        ("here:port", 2, 0, "HOST:PORT"),
+        ("here:99999", 2, 0, "HOST:PORT"),
+        ("here:1234", 1, 0, "at least 2"),
+        ("here:1234", 2, 2, "0 to 1"),
+        ("here:1234", 2, -1, "0 to 1"),
+    ],
+)
+def test_an_impossible_job_is_refused(coordinator: str, processes: int, process_id: int, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        find_job(coordinator, processes, process_id)
+
+
+def test_addresses() -> None:
+    assert parse_address("node-1:8476") == ("node-1", 8476)
+    assert str(parse_address("[::1]:8476")) == "[::1]:8476"
+    assert parse_address("127.0.0.1:1").bind.host == "127.0.0.1" and parse_address("node-1:1").bind.host == ""
+
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "node[3-4]",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+}
+OPEN_MPI = {
+    "OMPI_MCA_orte_hnp_uri": "4096.0;tcp://10.0.0.1:4000",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("variables", "processes", "process_id", "local_devices"),
+    [
+        ({}, 1, 0, None),
+        (SLURM, 4, 3, (1,)),
+        ({**SLURM, "CUDA_VISIBLE_DEVICES": "0"}, 4, 3, None),
+        # One process a host sees all of its devices.
+        ({**SLURM, "SLURM_STEP_NUM_NODES": "4", "SLURM_LOCALID": "0"}, 4, 3, None),
+        # An allocation's own shell is one process, whatever was allocated.
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, 1, 0, None),
+        ({key: SLURM[key] for key in ("SLURM_JOB_ID", "SLURM_NTASKS")}, 1, 0, None),
+        ({**SLURM, "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, 1, 0, None),
+        (OPEN_MPI, 2, 1, None),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2, 1, (0,)),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 1, 0, None),
+    ],
+)
+def test_the_schedulers_job_is_taken(
+    variables: dict[str, str],
+    processes: int,
+    process_id: int,
+    local_devices: tuple[int, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "CUDA_", "KUBERNETES_"))]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    job = find_job(None, None, None)
+    assert (job.processes, job.process_id, job.local_device_ids) == (processes, process_id, local_devices)
+
+
+def test_a_scheduler_that_tells_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each of its processes would be a run of its own."""
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with pytest.raises(BadInput, match="--coordinator"):
+        find_job(None, None, None)
+
+
+def test_a_single_process_agrees_with_itself() -> None:
+    assert gather({"a": 1}) == [{"a": 1}]
+    assert on_first(lambda: 3) == 3
+    with find_job(None, None, None) as job:
+        job.join()
+    assert not job.joined
+
+
+# The rendezvous.
+
+
+def meet_all(*ranks: Callable[[rendezvous.Address], Refusal | None]) -> list[Refusal | JaxdpError | None]:
+    address = rendezvous.Address("127.0.0.1", free_port())
+
+    def call(rank: Callable[[rendezvous.Address], Refusal | None]) -> Refusal | JaxdpError | None:
+        try:
+            return rank(address)
+        except JaxdpError as error:
+            return error
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(call, ranks))
+
+
+def rank(processes: int, process_id: int, own: Refusal | None = None, timeout_s: float = 30.0) -> Any:
+    return lambda address: rendezvous.meet(address, processes, process_id, timeout_s, own)
+
+
+def test_all_meet_and_hear_the_first_refusal() -> None:
+    assert meet_all(rank(3, 0), rank(3, 1), rank(3, 2)) == [None] * 3
+    assert meet_all(rank(2, 0, Refusal("no", 3)), rank(2, 1, Refusal("other", 2))) == [Refusal("no", 3)] * 2
+    (first, second) = meet_all(rank(2, 0), rank(2, 1, Refusal("no disk", 2)))
+    assert first == second and first is not None and not isinstance(first, JaxdpError)
+    assert re.fullmatch("process 1 on .*: no disk", first.message) and first.exit_code == 2
+
+
+def test_who_is_missing_is_named() -> None:
+    found = meet_all(rank(3, 0, timeout_s=1), rank(3, 2))
+    assert found[0] == found[1] and "process 1 of 3 did not come" in str(found[0])
+    (alone,) = meet_all(rank(2, 1, timeout_s=1))
+    assert isinstance(alone, JaxdpError) and "process 0 was not reached" in str(alone)
+
+
+def test_two_of_a_kind_and_unlike_counts_are_named() -> None:
+    assert "two processes" in str(meet_all(rank(3, 0, timeout_s=3), rank(3, 1), rank(3, 1))[0])
+    assert "--processes 4" in str(meet_all(rank(2, 0), rank(4, 1))[0])
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"process_id": "x"}\n', b"[" * 10_000 + b"\n"])
+def test_a_stranger_on_the_port_is_ignored(said: bytes) -> None:
+    def stranger(address: rendezvous.Address) -> None:
+        while True:
+            try:
+                with socket.create_connection(address) as connection:
+                    connection.sendall(said)
+                    return
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+
+    def late(address: rendezvous.Address) -> Refusal | None:
+        stranger(address)
+        return rank(2, 1)(address)
+
+    assert meet_all(rank(2, 0), late) == [None, None]
+
+
+def test_waiting_ends_when_asked_to_stop() -> None:
+    for process_id in (0, 1):
+        with pytest.raises(JaxdpError, match="stopped while waiting"):
+            rendezvous.meet(rendezvous.Address("127.0.0.1", free_port()), 2, process_id, 600, None, stop=True)
+    flag = StopFlag()
+    flag._own_code = 143
+    with pytest.raises(JaxdpError) as stopped:
+        rendezvous.meet(rendezvous.Address("127.0.0.1", free_port()), 2, 1, 600, None, stop=flag)
+    assert stopped.value.exit_code == 143
+
+
+def test_a_busy_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy, pytest.raises(BadInput, match="choose a free one"):
+        rank(2, 0)(rendezvous.Address("127.0.0.1", busy.getsockname()[1]))
+
+
+def test_a_flag_that_is_agreed_on_asks_only_until_somebody_stops() -> None:
+    answers = iter([None, 143])
+    flag = StopFlag(lambda own: next(answers))
+    assert not flag and flag.exit_code is None
+    assert flag.requested and flag.exit_code == 143 and flag.requested
+
+
+# Where the devices are, and who is late.
+
+
+def devices(*processes: int) -> Any:
+    return [SimpleNamespace(process_index=process) for process in processes]
+
+
+def test_shard_groups_lie_within_a_host() -> None:
+    assert host_groups(devices(0, 0, 1, 1), ["a", "a"]) == 1
+    assert host_groups(devices(0, 0, 1, 1), ["a", "b"]) == 2
+    assert host_groups(devices(0, 1, 2, 3), ["a", "a", "b", "b"]) == 2
+    assert host_groups(devices(0, 0, 0, 0, 1, 1), ["a", "b"]) == 3  # pairs
+
+
+def test_who_is_late_is_told_with_what_it_costs() -> None:
+    """Rank 1 takes .3 s; the others .1 s, but in one step in four rank 0 takes .5 s. Steps take .35 s."""
+    arrivals_s = [(0.1, 0.3, 0.1), (0.1, 0.3, 0.1), (0.5, 0.3, 0.1), (0.1, 0.3, 0.1)]
+    found = attribute_lateness(arrivals_s, ["a boot", "b boot", "c boot"], 0.35)
+    rows = found["rows"]
+    assert [row["host"] for row in rows] == ["a", "b", "c"]
+    assert [row["slowdown"] for row in rows] == pytest.approx([1, 3, 1])
+    assert [row["last_share"] for row in rows] == [0.25, 0.75, 0]
+    assert [row["waited_s"] for row in rows] == pytest.approx([0.15, 0.05, 0.25])
+    # Without rank 1 the last one comes at .1, .1, .5, .1 instead of .3, .3, .5, .3.
+    assert found["slowest"] == 1
+    assert found["gain_if_repaired"] == pytest.approx(0.35 / 0.2)
+    assert found["gain_if_dropped"] == pytest.approx(0.35 / 0.2 * 2 / 3)
+
+
+@pytest.mark.slow
+def test_the_rank_that_straggles_is_found(tmp_path: Path) -> None:
+    """Two devices a rank; one of rank 1's takes three times the others' pace."""
+    done = run(
+        *(2, "bench", *SMALL, "--strategy", "ddp", "--devices", "4", "--steps", "5", "--json", "--trace"),
+        *("--attribute-stragglers", "--stragglers", "pace(seconds=0.3),persistent(worker=3,factor=3)"),
+        *("--run-dir", str(tmp_path / "run")),
+        folder=tmp_path,
+    )
+    assert [each.code for each in done] == [0, 0], told(done)
+    (found,) = json.loads(done[0].out)
+    assert found["intended_step_s"] == pytest.approx([0.3, 0.3, 0.3, 0.9])
+    rows = found["ranks"]["rows"]
+    assert found["ranks"]["slowest"] == 1 and rows[1]["last_share"] == 1 and rows[1]["waited_s"] == 0
+    assert rows[1]["arrival_s"]["median"] >= 0.9 and rows[0]["arrival_s"]["median"] < 0.9
+    assert 1 < found["ranks"]["gain_if_repaired"] < 3.5
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event["ph"] == "X"} == {1, 2, 3, 4}
+
+
+# Whole runs.
+
+
+def test_two_processes_bench_with_one_voice(tmp_path: Path) -> None:
+    first, second = run(
+        *(2, "bench", "--config", "nano", *SMALL, "--strategy", "ddp", "--steps", "3", "--warmup", "1", "--json"),
+        *("--run-dir", str(tmp_path / "run")),
+        folder=tmp_path,
+    )
+    assert (first.code, second.code) == (0, 0), first.errors + second.errors
+    assert (second.out, second.errors, first.errors) == ("", "", "")
+    (found,) = json.loads(first.out)
+    assert found["devices"] == 2 and len(rows(tmp_path / "run")) == 4
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == found
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["processes"] == 2
+    for index in (0, 1):
+        log = (tmp_path / "run" / "logs" / f"process-{index:05d}.log").read_text()
+        assert f"process {index} of 2" in log and "devices" in log and log.rstrip().endswith("ended")
+
+
+def test_a_refusal_is_told_once_and_ends_all(tmp_path: Path) -> None:
+    """Here process 1 alone has what is wrong; the folder that was there stays."""
+    done = run(2, "bench", "--strategy", "fsdp", "--devices", "6", *SMALL, folder=tmp_path)
+    assert [each.code for each in done] == [3, 3]
+    assert len(told(done)) == 1 and "batch_undivided" in told(done)[0]
+    done = run(2, "bench", "--strategy", "ps", *SMALL, folder=tmp_path)
+    assert [each.code for each in done] == [2, 2]
+    assert len(told(done)) == 1 and "--engine ray" in told(done)[0]
+
+
+@pytest.mark.slow
+def test_a_folder_that_holds_another_run_ends_all_alike(tmp_path: Path) -> None:
+    held = tmp_path / "run"
+    held.mkdir()
+    (held / "run.json").write_text("{}")
+    done = run(2, "train", "--strategy", "ddp", "--run-dir", str(held), *SMALL, folder=tmp_path)
+    assert [each.code for each in done] == [2, 2]
+    assert len(told(done)) == 1 and "holds another run" in told(done)[0]
+    assert [path.name for path in held.iterdir()] == ["run.json"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_the_losses_are_those_of_one_process(processes: int, tmp_path: Path) -> None:
+    """All strategies, accumulation included; hosts of two processes each, so that HSDP has its groups."""
+    arguments = ("bench", *SMALL, "--strategy", ",".join(STRATEGIES), "--steps", "6", "--devices", "4", "--json")
+    arguments = (*arguments, "--set", "train.accumulation=2")
+    hosts = ["a", "b"] if processes == 2 else ["a", "b", "a", "b"]
+    done = run(processes, *arguments, "--run-dir", str(tmp_path / "many"), folder=tmp_path, hosts=hosts)
+    assert [each.code for each in done] == [0] * processes, told(done)
+    alone = subprocess.run(
+        [sys.executable, "-m", "cli", *arguments, "--run-dir", str(tmp_path / "one")], capture_output=True, text=True
+    )
+    assert alone.returncode == 0, alone.stderr
+    for found, expected in zip(json.loads(done[0].out), json.loads(alone.stdout), strict=True):
+        name = found["strategy"]
+        for key in ("loss", "grad_norm"):
+            many = [row[key] for row in rows(tmp_path / "many" / name)]
+            assert many == pytest.approx([row[key] for row in rows(tmp_path / "one" / name)], rel=TOLERANCE), name
+        for key in ("devices", "collectives", "collective_bytes_per_device"):
+            assert found[key] == expected[key], name
+
+
+TRAIN = ("train", *SMALL, "--set", "train.steps=40", "--strategy", "fsdp", "--devices", "4", "--json")
+
+
+def wait_for_rows(folder: Path, count: int, ranks: list[Rank]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (folder / "steps.jsonl").exists() or len(rows(folder)) < count:
+        assert time.monotonic() < deadline and all(rank.process.poll() is None for rank in ranks)
+        time.sleep(0.05)
+
+
+def train_alone(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-m", "cli", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_four_processes_goes_on_in_two_and_in_one(tmp_path: Path) -> None:
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    expected = train_alone(*TRAIN, "--run-dir", str(whole))
+    first = run(
+        *(4, *TRAIN, "--steps", "13", "--save-every", "5", "--run-dir", str(moved)), folder=tmp_path, hosts="aabb"
+    )
+    assert [each.code for each in first] == [0] * 4, told(first)
+    second = run(2, *TRAIN, "--steps", "26", "--resume", "auto", "--run-dir", str(moved), folder=tmp_path)
+    assert [each.code for each in second] == [0] * 2, told(second)
+    assert json.loads(second[0].out)["resumed_from"] == 13
+    last = train_alone(*TRAIN, "--resume", "auto", "--run-dir", str(moved))
+    assert last["resumed_from"] == 26 and last["step"] == 40
+    for key in ("loss", "grad_norm", "learning_rate"):
+        found = [row[key] for row in rows(moved)]
+        assert found == pytest.approx([row[key] for row in rows(whole)], rel=2e-5), key
+    assert last["eval_loss"] == pytest.approx(expected["eval_loss"], rel=2e-5)
+
+
+@pytest.mark.slow
+def test_what_fails_on_process_0_ends_all_and_is_told_once(tmp_path: Path) -> None:
+    """Its disk is full: it cannot write the next step's line, while the others could go on."""
+    folder = tmp_path / "run"
+    endless = ("--set", "train.steps=100000", "--set", "optim.schedule=constant", "--run-dir", str(folder))
+    with started(2, *TRAIN, *endless, "--devices", "2", folder=tmp_path) as ranks:
+        wait_for_rows(folder, 3, ranks)
+        full = 2**10
+        resource.prlimit(ranks[0].process.pid, resource.RLIMIT_FSIZE, (full, full))
+        done = finish(ranks)
+    assert [each.code for each in done] == [1, 1], told(done)
+    assert len(told(done)) == 1 and "steps.jsonl: a line was not written" in told(done)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_signal_to_one_rank_stops_all_at_the_same_saved_step(who: int, asked: signal.Signals, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    endless = ("--set", "train.steps=100000", "--set", "optim.schedule=constant", "--run-dir", str(folder))
+    arguments = (*TRAIN, *endless, "--devices", "2")
+    with started(2, *arguments, folder=tmp_path) as ranks:
+        wait_for_rows(folder, 3, ranks)
+        ranks[who].process.send_signal(asked)
+        done = finish(ranks)
+    assert [each.code for each in done] == [128 + asked] * 2, told(done)
+    summary = json.loads(done[0].out)
+    assert summary["stopped"] and summary["checkpoint_step"] == summary["step"] == len(rows(folder))
+    again = run(*(2, *arguments, "--steps", str(summary["step"] + 2), "--resume", "auto"), folder=tmp_path)
+    assert [each.code for each in again] == [0] * 2, told(again)
+    assert [row["step"] for row in rows(folder)] == list(range(summary["step"] + 2))
