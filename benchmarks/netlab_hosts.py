@@ -28,6 +28,8 @@ QUEUE = "400ms"
 CONGESTION_CONTROL = "reno"
 PRIVATE = Path("/tmp/ray")  # where Ray keeps its sockets and sessions, which the hosts must not share
 
+LAST_WORDS_S = 2.0  # for the others to end too, once a process has failed: process 0 says why
+
 # In the namespace: a host name of its own, and the private folder; then the command.
 ENTER = 'echo "$0" >/proc/sys/kernel/hostname && mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
@@ -170,24 +172,24 @@ def run_on_all(hosts: Sequence[Host], command: Sequence[str], folder: Path, time
             "JAXDP_PROCESSES": str(len(hosts)),
             "JAXDP_PROCESS_ID": str(number),
             "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": "1",
         }
         running.append(host.start(command, folder / f"{host.name}.out", environment))
     deadline = time.monotonic() + timeout_s
     try:
         while any(process.poll() is None for process in running):
-            wrong = [host for host, process in zip(hosts, running, strict=True) if process.poll()]
-            late = time.monotonic() > deadline
-            if wrong or late:
-                name = (wrong or hosts)[0].name
-                said = (folder / f"{name}.err").read_text().strip().splitlines()[-5:]
-                what = "failed" if wrong else f"not done after {timeout_s:.0f} s"
-                raise Failed("\n".join([f"{' '.join(command)}: {name} {what}", *said]))
+            if any(process.poll() for process in running):
+                time.sleep(LAST_WORDS_S)
+                break
+            if time.monotonic() > deadline:
+                raise Failed(f"{' '.join(command)}: not done after {timeout_s:.0f} s")
             time.sleep(0.2)
     finally:
+        ended = [process.poll() for process in running]
         for process in running:
             process.kill()
             process.wait()
-    if any(process.returncode for process in running):
-        said = (folder / f"{hosts[0].name}.err").read_text().strip().splitlines()[-5:]
-        raise Failed("\n".join([f"{' '.join(command)}: failed", *said]))
+    if any(ended):
+        said = {host.name: (folder / f"{host.name}.err").read_text().strip().splitlines()[-3:] for host in hosts}
+        raise Failed("\n".join([f"{' '.join(command)}: failed", *(f"{n}: {line}" for n in said for line in said[n])]))
     return (folder / f"{hosts[0].name}.out").read_text()

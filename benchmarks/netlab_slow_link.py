@@ -50,7 +50,8 @@ def _mesh(hosts: list[Host], folder: Path) -> dict[str, Any]:
 def _server(hosts: list[Host], folder: Path) -> dict[str, Any]:
     """The server on the first host, a worker on every host, as the nodes of one Ray cluster."""
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    environment |= {"JAX_PLATFORMS": "cpu"}
+    # The driver's pre-flight counts its own devices for the workers'.
+    environment |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(len(hosts))}
     ray = [str(Path(sys.executable).with_name("ray")), "start"]
     head = f"{hosts[0].address}:{RAY_PORT}"
     for number, host in enumerate(hosts):

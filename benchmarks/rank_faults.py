@@ -25,8 +25,8 @@ from typing import Any
 
 import psutil
 
+from jaxdp.job.launch import free_port
 from jaxdp.run import manifest
-from jaxdp.run.launch import free_port
 
 RANKS, STALL_S, SAVE_EVERY = 3, 10.0, 5
 MOST_S = 3 * STALL_S  # to end: the stall limit, then the grace of the others, on a busy machine
@@ -65,15 +65,22 @@ def by_hand(folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
 WAYS = {"launch": under_launch, "by hand": by_hand}
 
 
-def ranks_of(folder: Path) -> dict[int, psutil.Process]:
-    """The living processes of the run in this folder, by rank."""
-    found = {}
+def ranks_of(folder: Path) -> list[psutil.Process]:
+    """All living processes of the run in this folder, and what they started with the same arguments."""
+    found = []
     for process in psutil.process_iter(["cmdline", "environ", "status"]):
-        environment = process.info["environ"] or {}
-        named = str(folder) in (process.info["cmdline"] or ()) and "JAXDP_PROCESS_ID" in environment
+        named = str(folder) in (process.info["cmdline"] or ()) and "JAXDP_PROCESS_ID" in (process.info["environ"] or {})
         if named and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found[int(environment["JAXDP_PROCESS_ID"])] = process
+            found.append(process)
     return found
+
+
+def rank_of(processes: list[subprocess.Popen[str]], rank: int) -> psutil.Process:
+    """The process of a rank: one of those started by hand, or the launcher's child."""
+    if len(processes) > 1:
+        return psutil.Process(processes[rank].pid)
+    children = psutil.Process(processes[0].pid).children()
+    return next(child for child in children if child.environ().get("JAXDP_PROCESS_ID") == str(rank))
 
 
 def saved(folder: Path) -> int:
@@ -89,15 +96,17 @@ def round_of(way: str, fault: signal.Signals, folder: Path, draw: random.Random)
             time.sleep(0.05)
         time.sleep(draw.uniform(0, 2))
         rank = draw.randrange(RANKS)
-        victim = ranks_of(folder)[rank]
+        victim = rank_of(processes, rank)
         victim.send_signal(fault)
         started = time.monotonic()
         watched = [process for process in processes if process.pid != victim.pid]
         while any(process.poll() is None for process in watched) and time.monotonic() - started < MOST_S:
             time.sleep(0.02)
         end_s = time.monotonic() - started
-        left = len([other for other in ranks_of(folder).values() if other.pid != victim.pid or way == "launch"])
-        for process in [*processes, *ranks_of(folder).values()]:
+        left = [process for process in ranks_of(folder) if process.pid != victim.pid or way == "launch"]
+        if fault == signal.SIGSTOP and way != "launch" and victim.status() != psutil.STATUS_STOPPED:
+            sys.exit(f"rank {rank} was continued by someone else ({victim.status()}): no result")
+        for process in [*processes, *ranks_of(folder)]:
             process.kill()
         said = "".join(process.communicate()[1] for process in watched)
     newest = saved(folder)
@@ -116,7 +125,7 @@ def round_of(way: str, fault: signal.Signals, folder: Path, draw: random.Random)
         # Without a supervisor JAX ends a job whose process 0 is killed, sooner than anyone else can speak.
         "named_by": "jaxdp" if f"rank {rank} " in said else "JAX" if rank == 0 and "leader task" in said else None,
         "exit_codes": sorted({as_a_shell_says(process.returncode) for process in watched}),
-        "left": left,
+        "left": len(left),
         "newest_checkpoint": newest,
         "resumed_from": json.loads(resumed.stdout)["resumed_from"],
     }

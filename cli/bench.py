@@ -120,7 +120,7 @@ def bench(
         placement=placement,
         address=address,
     )
-    from jaxdp.run.scheduler import find_job
+    from jaxdp.job.scheduler import find_job
 
     plain_warnings()
     with find_job(coordinator, processes, process_id, join_timeout, stall_timeout) as job:

@@ -20,8 +20,8 @@ from cli.common import (
 )
 from cli.process_options import CoordinatorOption, JoinTimeoutOption, ProcessesOption, ProcessIdOption
 from jaxdp.errors import BadInput, Refused
-from jaxdp.run.processes import gather, host_name
-from jaxdp.run.scheduler import find_job
+from jaxdp.job.processes import gather, host_name
+from jaxdp.job.scheduler import find_job
 
 WITHOUT_A_CHOICE = 4  # what a run on a CPU would take
 

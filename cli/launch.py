@@ -7,7 +7,7 @@ import typer
 
 from cli.common import DebugOption
 from jaxdp.errors import BadInput
-from jaxdp.run.watchdog import DEFAULT_STALL_TIMEOUT_S, LEAST_STALL_TIMEOUT_S
+from jaxdp.job.watchdog import DEFAULT_STALL_TIMEOUT_S, LEAST_STALL_TIMEOUT_S
 
 PARALLEL = ("bench", "train")  # the commands that can run in several processes
 CONTEXT = {"allow_interspersed_args": False}  # so that a forgotten -- is what gets told, not the command's own options
@@ -42,7 +42,7 @@ def launch(
         raise BadInput(f"launch: {command[0]} does not run in several processes; known: {', '.join(PARALLEL)}")
     if 0 < stall_timeout < LEAST_STALL_TIMEOUT_S:
         raise BadInput(f"--stall-timeout {stall_timeout:g}: at least {LEAST_STALL_TIMEOUT_S:g} s, or 0")
-    from jaxdp.run.launch import launch as run_launch
+    from jaxdp.job.launch import launch as run_launch
 
     # -P: a folder `cli` in the current folder is not this one.
     code = run_launch(

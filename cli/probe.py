@@ -34,16 +34,16 @@ def probe(
 
     Example: jaxdp probe --out hardware.toml
     """
-    from jaxdp.run.scheduler import find_job
+    from jaxdp.job.scheduler import find_job
 
     plain_warnings()
     with find_job(coordinator, processes, process_id, join_timeout, stall_timeout) as job:
         if job.first and out is not None:
             _refuse_unwritable(out)
         job.join()
+        from jaxdp.job.processes import gather, host_name, on_first
         from jaxdp.mesh.devices import claim
         from jaxdp.plan.probe import probe as measure
-        from jaxdp.run.processes import gather, host_name, on_first
 
         hosts = gather(host_name())
         profile = measure(claim(devices, hosts), hosts, gather)

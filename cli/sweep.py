@@ -12,8 +12,8 @@ from jaxdp.errors import JaxdpError
 
 if TYPE_CHECKING:
     from jaxdp.records import SweepRow
-    from jaxdp.run.sweep_cells import Cell, Run
-    from jaxdp.run.sweep_spec import SweepSpec
+    from jaxdp.sweep.cells import Cell, Run
+    from jaxdp.sweep.spec import SweepSpec
 
 PROGRAM = (sys.executable, "-P", "-m", "cli")  # this installation, whatever the PATH and the folder
 
@@ -32,8 +32,8 @@ def sweep(
 
     Example: jaxdp sweep quick
     """
-    from jaxdp.run.sweep_cells import make_cells
-    from jaxdp.run.sweep_spec import load_spec
+    from jaxdp.sweep.cells import make_cells
+    from jaxdp.sweep.spec import load_spec
 
     spec = load_spec(file)
     cells = make_cells(spec)
@@ -58,8 +58,8 @@ def _run(
     spec: "SweepSpec", cells: "list[Cell]", path: Path, *, overwrite: bool, retry: bool, quiet: bool
 ) -> "list[SweepRow]":
     from cli.progress import CellProgress
-    from jaxdp.run.sweep import open_sweep, read_rows, remaining_s, run_sweep
-    from jaxdp.run.sweep_cells import in_order
+    from jaxdp.sweep.cells import in_order
+    from jaxdp.sweep.run import open_sweep, read_rows, remaining_s, run_sweep
 
     left = {run.key: run for run in in_order(cells, spec.repeats)}
     total = len(left)

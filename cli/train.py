@@ -47,7 +47,7 @@ from cli.server_options import (
     server_flags,
 )
 from jaxdp.errors import BadInput
-from jaxdp.run.stop import StopFlag
+from jaxdp.job.stop import StopFlag
 
 
 def train(
@@ -122,8 +122,8 @@ def train(
     )
     plain_warnings()
     where = parse_resume(resume, run_dir)
-    from jaxdp.run.processes import agreed
-    from jaxdp.run.scheduler import find_job
+    from jaxdp.job.processes import agreed
+    from jaxdp.job.scheduler import find_job
 
     with (
         StopFlag(agreed) as stop,

@@ -248,6 +248,15 @@ def shipped_names(folder: Path = SHIPPED) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
+def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested table by dotted keys; lists and empty tables stay values."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        nested = isinstance(value, Mapping) and value
+        found |= dotted(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return found
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from jaxdp.errors import JaxdpError
+from jaxdp.job.stop import StopFlag
 from jaxdp.run.checkpoint import Checkpoints
-from jaxdp.run.stop import StopFlag
 
 
 def state(step: int) -> dict[str, Any]:

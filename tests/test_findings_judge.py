@@ -146,9 +146,14 @@ def test_f4_expects_the_closed_form():
 GOOD = [(3, False, 20, 0.4), (4, True, 26, 0.52), (5, True, 32, 0.64), (6, False, 20, 0.41)]
 
 
-def boundaries(rows: list[tuple[int, bool, int, float]], aligned: dict[int, int] | None = None) -> Any:
+def boundaries(
+    rows: list[tuple[int, bool, int, float]],
+    aligned: dict[int, int] | None = None,
+    aligned_s: dict[int, float] | None = None,
+) -> Any:
     made = [
-        f5_boundaries.Row(n, flagged, False, rounds, (aligned or {}).get(n, 100), s) for n, flagged, rounds, s in rows
+        f5_boundaries.Row(n, flagged, False, rounds, (aligned or {}).get(n, 100), s, (aligned_s or {}).get(n, 1.0))
+        for n, flagged, rounds, s in rows
     ]
     predicted = [f5_boundaries.Predicted(14e-6, n, s) for n, _, _, s in rows]
     return f5_boundaries.Evidence(0.02, tuple(made), tuple(predicted))
@@ -181,6 +186,9 @@ def test_f5_fails_when_check_program_and_time_disagree(change, told):
 
 def test_f5_fails_if_aligned_shards_pay_too():
     assert f5_boundaries.judge(boundaries(GOOD, aligned={5: 130})).verdict == FAILS
+    finding = f5_boundaries.judge(boundaries(GOOD, aligned_s={4: 1.3, 5: 1.4}))
+    assert finding.verdict == FAILS
+    assert value(finding, "counts_with_a_dip_if_aligned") == "4 and 5"
 
 
 # F6: tokens/s that the rule's choice keeps, for each bottleneck

@@ -57,6 +57,7 @@ def test_f5_check_program_and_time_agree(lab):
     # Slept latency is a lower bound on a step, however fast the machine: 18, 24, 30 and 18 rounds.
     for row, rounds in zip(evidence.rows, (18, 24, 30, 18), strict=True):
         assert row.step_s >= rounds * evidence.latency_s
+        assert row.step_aligned_s >= 18 * evidence.latency_s
 
 
 def test_f5_predicts_a_recovery_that_grows_with_latency():

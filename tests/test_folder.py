@@ -268,7 +268,7 @@ with JsonLines(Path(sys.argv[1])) as log:
 def test_the_folder_and_the_manifest_need_no_jax():
     code = """
 import sys
-import jaxdp.run.folder, jaxdp.run.manifest, jaxdp.run.stop, jaxdp.strict_json
+import jaxdp.run.folder, jaxdp.run.manifest, jaxdp.job.stop, jaxdp.strict_json
 slow = {"jax", "orbax", "flax", "numpy"} & set(sys.modules)
 assert not slow, slow
 """

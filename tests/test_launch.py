@@ -14,15 +14,15 @@ import psutil
 import pytest
 
 from jaxdp.errors import BadInput
-from jaxdp.run import device_shares
-from jaxdp.run import launch as launching
-from jaxdp.run.stop import SAME_REQUEST_S
+from jaxdp.job import device_shares
+from jaxdp.job import launch as launching
+from jaxdp.job.stop import SAME_REQUEST_S
 
 ROOT = Path(__file__).parents[1]
 
 LAUNCHER = """
 import sys
-from jaxdp.run.launch import launch
+from jaxdp.job.launch import launch
 command = [sys.executable, "-c", sys.argv[2]]
 sys.exit(launch(command, int(sys.argv[1]), devices_per_process=1, stall_timeout_s=float(sys.argv[3]), port=None))
 """
@@ -179,7 +179,7 @@ time.sleep(600)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_request_to_stop_reaches_every_rank_once_and_they_save(room: Path, number: int, code: int) -> None:
     body = """
-from jaxdp.run.stop import StopFlag
+from jaxdp.job.stop import StopFlag
 with StopFlag() as stop:
     meet("here")
     while not stop:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from jaxdp.config import load
+from jaxdp.job.stop import StopFlag
 from jaxdp.run.prepare import prepare
-from jaxdp.run.stop import StopFlag
 from jaxdp.run.train import train
 
 pytestmark = pytest.mark.slow

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from jaxdp.errors import BadInput, JaxdpError
+from jaxdp.job import rendezvous
+from jaxdp.job.attribution import attribute_lateness
+from jaxdp.job.processes import gather, on_first
+from jaxdp.job.rendezvous import Refusal, parse_address
+from jaxdp.job.scheduler import find_job
+from jaxdp.job.stop import StopFlag
 from jaxdp.mesh.devices import host_groups
 from jaxdp.mesh.rules import STRATEGIES
-from jaxdp.run import rendezvous
-from jaxdp.run.attribution import attribute_lateness
-from jaxdp.run.processes import gather, on_first
-from jaxdp.run.rendezvous import Refusal, parse_address
-from jaxdp.run.scheduler import find_job
-from jaxdp.run.stop import StopFlag
 from tests.processes import PATIENCE_S, Done, Rank, finish, free_port, run, started
 
 TOLERANCE = 1e-5

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp.report.write import study, write
+from jaxdp.study.write import study, write
 from tests.report_cases import DIP, SPLIT, finding, row, write_run, write_sweep
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -155,7 +155,7 @@ def test_a_point_is_explained_when_hovered_and_kept_when_clicked(browser) -> Non
     card = css(browser, "#card")[0]
     assert card.is_displayed() and "fsdp" in card.text and "run folder" in card.text
     assert f"explained by block_split: {EVIL}" in card.text  # as text: the page runs none of it
-    ActionChains(browser).click().move_by_offset(400, 300).perform()
+    ActionChains(browser).click().move_to_element(css(browser, "h1")[0]).perform()
     assert card.is_displayed()
     press(browser, "\ue00c")  # escape
     assert not card.is_displayed()

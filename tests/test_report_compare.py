@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdp.report.compare import judge
-from jaxdp.report.quantities import LAST_LOSS, STATE, STEP_TIME, THROUGHPUT
-from jaxdp.report.spread import Spread, spread
-from jaxdp.report.write import Study, sections_of, study
+from jaxdp.study.compare import judge
+from jaxdp.study.quantities import LAST_LOSS, STATE, STEP_TIME, THROUGHPUT
+from jaxdp.study.spread import Spread, spread
+from jaxdp.study.write import Study, sections_of, study
 from tests.report_cases import result, row, write_run, write_sweep
 
 
@@ -108,8 +108,7 @@ def test_a_single_runs_spread_is_that_of_its_windows(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", "ddp", 1, 1000.0)
     near, far = write_run(tmp_path / "b", "ddp", 1, 1040.0), write_run(tmp_path / "c", "ddp", 1, 1200.0)
     judged = [
-        next(each.judgement for each in study([a, other]).differences if each.quantity is THROUGHPUT)
-        for other in (near, far)
+        next(each for each in study([a, other]).differences if each.quantity is THROUGHPUT) for other in (near, far)
     ]
-    assert judged == ["within spread", "better"]
+    assert [(each.judgement, each.doubtful) for each in judged] == [("within spread", False), ("better", True)]
     assert result("ddp", 1, 1000.0)["step_time_s"]["n"] == 10

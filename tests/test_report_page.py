@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cli import main
+from jaxdp.config import dotted
 from jaxdp.errors import BadInput
 from jaxdp.report import style
-from jaxdp.report.figures import draw, slug
+from jaxdp.report.charts import draw, slug
 from jaxdp.report.markdown import markdown
 from jaxdp.report.page import html, prose_html, write_page
 from jaxdp.report.section import Cell, Chart, Point, Section, Series, Table, Verdict, groups_of
-from jaxdp.report.settings import flat
-from jaxdp.report.write import sections_of, study, to_csv
+from jaxdp.study.write import sections_of, study, to_csv
 from tests.report_cases import dip_rows, row, write_run, write_sweep
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&|`*"
@@ -181,7 +181,7 @@ def test_a_title_is_a_safe_file_name(title: str) -> None:
 
 
 def test_flat_settings_keep_lists_and_empty_sections() -> None:
-    assert flat({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}
+    assert dotted({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}
 
 
 # The whole report.
@@ -212,6 +212,15 @@ def test_the_sections_say_cpu_the_bend_and_what_failed(tmp_path: Path) -> None:
     assert lost and [cell.text for cell in lost.cells[0]][3:5] == ["oom", "out of memory while compiling"]
     text = markdown("T", "", list(sections.values()), {}, tmp_path)
     assert "| — |" in text  # the device's peak, which a CPU does not tell
+
+
+def test_a_winner_is_named_only_beyond_the_spread(tmp_path: Path) -> None:
+    near = [row(name, 2, rate) for name, rate in (("ddp", 1000.0), ("fsdp", 1040.0))]
+    far = [row(name, 2, rate) for name, rate in (("ddp", 1000.0), ("fsdp", 1400.0))]
+    told = [
+        sections_of(study([write_sweep(tmp_path / name, rows)]))[0].prose for name, rows in (("a", near), ("b", far))
+    ]
+    assert "no clear winner" in told[0] and "beyond the spreads of both" in told[1]
 
 
 def test_a_single_run_says_n_is_one(tmp_path: Path) -> None:

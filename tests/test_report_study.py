@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdp.records import SweepRow
-from jaxdp.report.bends import LEAST_SHORTFALL, bends_of
-from jaxdp.report.load import Measurement, load
-from jaxdp.report.quantities import COMPILED, PEAK, STEP_TIME, THROUGHPUT
-from jaxdp.report.spread import Spread, apart, spread
-from jaxdp.report.study import Curve, cells_of, curves_of, with_axes
+from jaxdp.study.bends import LEAST_SHORTFALL, bends_of
+from jaxdp.study.cells import Curve, cells_of, curves_of, with_axes
+from jaxdp.study.load import Measurement, load
+from jaxdp.study.quantities import COMPILED, PEAK, STEP_TIME, THROUGHPUT
+from jaxdp.study.spread import Spread, apart, spread
 from tests.report_cases import DIP, SPLIT, dip_rows, finding, record, result, row, write_run, write_sweep
 
 

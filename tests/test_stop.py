@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from jaxdp.job.stop import SAME_REQUEST_S, StopFlag
 from jaxdp.run import manifest as manifests
-from jaxdp.run.stop import SAME_REQUEST_S, StopFlag
 from tests import saver
 
 # Each prints "ready", then works in one of the ways a run can be busy, until asked to stop.
 PROLOGUE = """
 import hashlib, sys, time
-from jaxdp.run.stop import StopFlag
+from jaxdp.job.stop import StopFlag
 def work_without_python(rounds):
     hashlib.pbkdf2_hmac("sha256", b"", b"", rounds)  # like a compilation: C code without the interpreter's lock
 with StopFlag() as stop:

@@ -14,10 +14,10 @@ from jaxdp.errors import BadInput
 from jaxdp.plan.preflight import preflight
 from jaxdp.records import SweepRow
 from jaxdp.run import oom
-from jaxdp.run.sweep import remaining_s
-from jaxdp.run.sweep_cells import Cell, in_order, make_cells
-from jaxdp.run.sweep_outcome import outcome
-from jaxdp.run.sweep_spec import SHIPPED_SWEEPS, load_spec
+from jaxdp.sweep.cells import Cell, in_order, make_cells
+from jaxdp.sweep.outcome import outcome
+from jaxdp.sweep.run import remaining_s
+from jaxdp.sweep.spec import SHIPPED_SWEEPS, load_spec
 
 HEAD = 'name = "t"\nstrategies = ["ddp", "fsdp"]\ndevices = [1, 2]\nscaling = "weak"\n'
 

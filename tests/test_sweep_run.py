@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from jaxdp.errors import BadInput
+from jaxdp.job import child
 from jaxdp.records import SweepRow
-from jaxdp.run import child
 from jaxdp.run.folder import open_run
-from jaxdp.run.sweep import open_sweep, read_rows, run_sweep
-from jaxdp.run.sweep_cells import Run, make_cells
-from jaxdp.run.sweep_spec import load_spec
+from jaxdp.sweep.cells import Run, make_cells
+from jaxdp.sweep.run import open_sweep, read_rows, run_sweep
+from jaxdp.sweep.spec import load_spec
 
 ROOT = Path(__file__).parents[1]
 FAKE = (sys.executable, "-I", "-S", str(ROOT / "tests" / "fake_bench.py"))

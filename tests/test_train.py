@@ -16,8 +16,8 @@ import pytest
 
 from jaxdp.config import Config, build
 from jaxdp.errors import BadInput, JaxdpError
+from jaxdp.job.stop import StopFlag
 from jaxdp.run.prepare import prepare
-from jaxdp.run.stop import StopFlag
 from jaxdp.run.train import TrainSummary, train
 
 STEPS = 12

@@ -21,7 +21,7 @@ LIMIT_S = 2.0
 RANK = """
 import hashlib, os, sys, threading, time
 from multiprocessing.managers import BaseManager
-from jaxdp.run import watchdog
+from jaxdp.job import watchdog
 
 rank, limit_s, address = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 kept = {}
@@ -162,7 +162,7 @@ time.sleep(600)
 def test_it_loads_no_jax_and_one_process_has_nobody_to_watch() -> None:
     code = """
 import sys, threading
-from jaxdp.run import watchdog
+from jaxdp.job import watchdog
 watchdog.start(0, 1, 60.0)
 watchdog.start(0, 2, None)
 watchdog.progress("step 1")

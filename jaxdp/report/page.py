@@ -13,9 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from jaxdp.config import dotted
 from jaxdp.report import style
 from jaxdp.report.section import Cell, Section, Table, groups_of
-from jaxdp.report.settings import flat
 from jaxdp.strict_json import to_json, write_atomically
 
 SCRIPTS = ("scales.js", "marks.js", "charts.js", "card.js", "tables.js", "documents.js", "page.js")
@@ -48,7 +48,7 @@ def html(title: str, sections: Sequence[Section], subtitle: str, documents: Mapp
         "dashes": style.DASHES,
         "colours": len(style.COLOURS),
         "charts": [asdict(chart) for section in sections for chart in section.charts],
-        "documents": {name: flat(document) for name, document in documents.items()},
+        "documents": {name: dotted(document) for name, document in documents.items()},
     }
     parts = {
         "title": escape(title),

@@ -27,8 +27,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxdp.errors import BadInput, JaxdpError
+from jaxdp.job import processes
 from jaxdp.run import manifest as manifests
-from jaxdp.run import processes
 from jaxdp.run.folder import remove
 from jaxdp.run.manifest import Manifest, step_folder
 from jaxdp.strict_json import plain, sync_folder

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import psutil
 
+from jaxdp.job import processes
 from jaxdp.learn import shapes
 from jaxdp.mesh.collectives import minimum_bytes, summarise
 from jaxdp.mesh.compile import compiled_bytes
@@ -17,7 +18,6 @@ from jaxdp.mesh.hlo import collectives
 from jaxdp.mesh.hlo_flops import flops
 from jaxdp.plan.hardware import PRESETS
 from jaxdp.records import How, Memory
-from jaxdp.run import processes
 from jaxdp.run.ready import Run
 from jaxdp.server.run import ServerRun
 

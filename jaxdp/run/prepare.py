@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from jaxdp.config import Config
 from jaxdp.errors import BadInput
+from jaxdp.job import processes
+from jaxdp.job.processes import Job
 from jaxdp.learn.corpora import open_corpus
 from jaxdp.learn.data import Data, open_data
 from jaxdp.plan.preflight import Report, check_allowed, preflight, require
-from jaxdp.run import processes
 from jaxdp.run.folder import RunFolder, fresh_run, open_run
-from jaxdp.run.processes import Job
 
 if TYPE_CHECKING:
     import jax

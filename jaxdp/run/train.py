@@ -9,15 +9,16 @@ from typing import Any, Literal
 
 from jaxdp.config import Config
 from jaxdp.errors import BadInput
+from jaxdp.job import processes
+from jaxdp.job.stop import StopFlag
 from jaxdp.records import StepRecord
-from jaxdp.run import manifest, oom, processes
+from jaxdp.run import manifest, oom
 from jaxdp.run.bench import refuse_nonfinite
 from jaxdp.run.checkpoint import Checkpoints
 from jaxdp.run.folder import NoLines, RunFolder
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
 from jaxdp.run.ready import Run, make_run
-from jaxdp.run.stop import StopFlag
 from jaxdp.strict_json import JsonLines, keep_lines
 
 WINDOW_S = 1.0  # how long a stop may have to wait; a window is at least one step

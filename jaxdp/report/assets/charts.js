@@ -79,7 +79,8 @@ function placeRows(chart, shown, width) {
   const value = scaleOf(domain, [box.left + 6, box.right - 6], chart.y_scale === "log");
   const rowTop = (index) => box.top + used.indexOf(index) * row + (above ? 14 : 0);
   const drawn = shown.filter((series) => !series.reference);
-  const level = (series, p) => rowTop(p.x) + (ROW * (drawn.indexOf(series) + 1)) / (drawn.length + 1);
+  const shared = drawn.flatMap((series) => series.points).length > used.length; // rows with a dot of several series
+  const level = (series, p) => rowTop(p.x) + (shared ? (ROW * (drawn.indexOf(series) + 1)) / (drawn.length + 1) : ROW / 2);
   const ticks = chart.y_scale === "log" ? logTicks(...domain) : roundTicks(...domain, (box.right - box.left) / 80);
   return {
     width, height: box.bottom + 42, box, rows: used.map((index) => ({ name: chart.categories[index], y: rowTop(index), above })),

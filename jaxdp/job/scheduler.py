@@ -3,9 +3,9 @@
 import os
 
 from jaxdp.errors import BadInput
-from jaxdp.run import watchdog
-from jaxdp.run.processes import JOIN_TIMEOUT_S, Job
-from jaxdp.run.rendezvous import parse_address
+from jaxdp.job import watchdog
+from jaxdp.job.processes import JOIN_TIMEOUT_S, Job
+from jaxdp.job.rendezvous import parse_address
 
 SCHEDULED = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX")
 

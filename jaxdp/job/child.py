@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from jaxdp.run.launch import MINDER
+from jaxdp.job.launch import MINDER
 
 GRACE_S = 5.0
 

@@ -42,7 +42,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from jaxdp.config import SHIPPED, Count, Section, find, read_toml, validate
+from jaxdp.config import SHIPPED, Count, Section, dotted, find, read_toml, validate
 from jaxdp.errors import BadInput
 from jaxdp.run.folder import NAME
 
@@ -134,8 +134,8 @@ def axes_of(spec: SweepSpec) -> dict[str, list[Choice]]:
             if owners.setdefault(key, place) != place:
                 raise BadInput(f"{place}: {key} is set by {owners[key]} already; leave one of them out")
 
-    claim(flatten(spec.set), "set")
-    for name, values in flatten(spec.axes).items():
+    claim(dotted(spec.set), "set")
+    for name, values in dotted(spec.axes).items():
         if not isinstance(values, list) or not values:
             raise BadInput(f"axes.{name}: expected a list of values, not {values!r}")
         axes[name] = [_tied(name, value) if isinstance(value, dict) else (value, {name: value}) for value in values]
@@ -148,12 +148,4 @@ def _tied(axis: str, table: dict[str, Any]) -> Choice:
     name = values.pop("name", None)
     if not isinstance(name, str) or not name or not values:
         raise BadInput(f"axes.{axis}: a table of tied keys needs a name and at least one config key")
-    return name, flatten(values)
-
-
-def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys, so that `model.width` may be written with quotes or without."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+    return name, dotted(values)

@@ -16,13 +16,13 @@ from types import FrameType
 from typing import NoReturn
 
 from jaxdp.errors import BadInput
+from jaxdp.job import child
 from jaxdp.records import SweepRow
-from jaxdp.run import child
 from jaxdp.run.folder import RunFolder, open_run, remove
-from jaxdp.run.sweep_cells import Cell, Run, in_order
-from jaxdp.run.sweep_outcome import Outcome, kernel_oom_kills, outcome
-from jaxdp.run.sweep_spec import SweepSpec
 from jaxdp.strict_json import keep_lines, read_lines
+from jaxdp.sweep.cells import Cell, Run, in_order
+from jaxdp.sweep.outcome import Outcome, kernel_oom_kills, outcome
+from jaxdp.sweep.spec import SweepSpec
 
 TABLE = "table.jsonl"
 DOCUMENT = "sweep.json"

@@ -86,9 +86,10 @@ def _lines(axes: Any, chart: Chart, groups: Sequence[str]) -> None:
 
 def _rows(axes: Any, chart: Chart, groups: Sequence[str]) -> None:
     drawn = [series for series in chart.series if not series.reference]
+    shared = sum(len(series.points) for series in drawn) > len(chart.categories)  # dots of several series in a row
     for number, series in enumerate(drawn):
         style_of = _style(series, groups) | {"linestyle": "none"}
-        shift = 0.5 * ((number + 1) / (len(drawn) + 1) - 0.5)
+        shift = 0.5 * ((number + 1) / (len(drawn) + 1) - 0.5) if shared else 0.0
         rows = [point.x + shift for point in series.points]
         axes.plot([point.y for point in series.points], rows, **style_of)
         for row, point in zip(rows, series.points, strict=True):

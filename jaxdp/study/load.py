@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.records import SweepRow
-from jaxdp.report.steps import Steps, from_steps
 from jaxdp.strict_json import from_json, read_lines
+from jaxdp.study.steps import Steps, from_steps
 
 TABLE = "table.jsonl"
 DEPTH = 3  # folders below the given one in which runs are looked for

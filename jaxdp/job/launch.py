@@ -20,9 +20,9 @@ from typing import IO
 import psutil
 
 from jaxdp.errors import BadInput, Refused
-from jaxdp.run import stop as stopping
-from jaxdp.run.device_shares import device_shares
-from jaxdp.run.stop import StopFlag
+from jaxdp.job import stop as stopping
+from jaxdp.job.device_shares import device_shares
+from jaxdp.job.stop import StopFlag
 
 MOST_PROCESSES = 64
 GRACE_S = 2.0  # for the others to end by SIGTERM when a rank has failed

@@ -4,17 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings with dotted keys; lists and empty mappings stay values."""
-    found: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
 def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """The part of `run.json` that a reader compares: config, versions, machine, devices, data."""
     devices = record.get("devices") or []

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import log
 from typing import Any
 
-from jaxdp.report.spread import Spread
-from jaxdp.report.study import Curve, CurvePoint, Scaling
+from jaxdp.study.cells import Curve, CurvePoint, Scaling
+from jaxdp.study.spread import Spread
 
 LEAST_SHORTFALL = 0.05  # of the expected efficiency; less is not worth a flag
 EXPLAINING = ("block_split", "group_undivided", "uneven", "undivided_dim", "replicated", "unplanned_collective")

@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxdp.report import quantities as q
-from jaxdp.report.chapters import caveats
 from jaxdp.report.section import UNKNOWN
-from jaxdp.report.spread import Spread
-from jaxdp.report.study import Cell
-from jaxdp.report.write import Study
+from jaxdp.study import quantities as q
+from jaxdp.study.cells import Cell
+from jaxdp.study.chapters import caveats
+from jaxdp.study.spread import Spread
+from jaxdp.study.write import Study
 
 WIDTH = 160  # where the output is piped
 COLUMNS: tuple[tuple[str, Callable[[Cell], str]], ...] = (
@@ -46,7 +46,8 @@ def print_study(found: Study) -> None:
         console.print(f"note: {line.replace('**', '')}", markup=False)
     for each in (each for each in found.differences if each.matters):
         ratio = "" if each.ratio is None else f", B is {each.ratio:.3f} of A"
-        console.print(f"differs: {each.cell.name}: {each.quantity.name} {each.judgement}{ratio}", markup=False)
+        doubt = " (n = 1: beyond its windows)" if each.doubtful else ""
+        console.print(f"differs: {each.cell.name}: {each.quantity.name} {each.judgement}{ratio}{doubt}", markup=False)
     for run in (run for run in found.runs if run.result is None):
         console.print(f"not measured: {run.name}: {run.status}: {run.reason or UNKNOWN}", markup=False)
 

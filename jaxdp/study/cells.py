@@ -6,16 +6,17 @@ from functools import cached_property
 from math import ceil
 from typing import Any, Literal
 
-from jaxdp.report.load import Measurement
-from jaxdp.report.quantities import COMPILED, THROUGHPUT, TIME_TO_LOSS, Quantity, number_at
-from jaxdp.report.settings import flat
-from jaxdp.report.spread import Spread, spread
-from jaxdp.report.steps import LossPoint
+from jaxdp.config import dotted
 from jaxdp.strict_json import to_json
+from jaxdp.study.load import Measurement
+from jaxdp.study.quantities import COMPILED, THROUGHPUT, TIME_TO_LOSS, Quantity, number_at
+from jaxdp.study.spread import Spread, spread
+from jaxdp.study.steps import LossPoint
 
 # Settings that belong to a strategy, so that they name its line; all others set the scene that a chart shows.
 OF_STRATEGY: Mapping[str, tuple[str, ...]] = {
     "strategy.unit": ("fsdp",),
+    "strategy.round_latency_s": ("fsdp",),
     "strategy.min_shard_bytes": ("zero1", "fsdp", "hsdp"),
     "strategy.shard_devices": ("hsdp",),
 }
@@ -102,7 +103,7 @@ def _varying(measurements: Sequence[Measurement]) -> set[str]:
 
 def _settings(run: Measurement) -> dict[str, Any]:
     kinds = {device.get("kind") for device in run.record.get("devices", ())}
-    return {**flat(run.config), **({"device": next(iter(kinds))} if len(kinds) == 1 else {})}
+    return {**dotted(run.config), **({"device": next(iter(kinds))} if len(kinds) == 1 else {})}
 
 
 def _concerns(key: str, strategy: str) -> bool:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from jaxdp.report.quantities import COMMUNICATION, Quantity
 from jaxdp.report.section import UNKNOWN, Chart, Point, Series, Table, number_text
 from jaxdp.report.section import Cell as Shown
-from jaxdp.report.spread import Spread
-from jaxdp.report.study import Cell, Curve
+from jaxdp.study.cells import Cell, Curve
+from jaxdp.study.quantities import COMMUNICATION, Quantity
+from jaxdp.study.spread import Spread
 
 T = TypeVar("T", Cell, Curve)
 

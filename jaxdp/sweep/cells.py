@@ -8,15 +8,15 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from jaxdp import delays
-from jaxdp.config import Config, load, parse_override, shipped_names
+from jaxdp.config import Config, dotted, load, parse_override, shipped_names
 from jaxdp.errors import BadInput, Refused
 from jaxdp.learn.corpora import open_corpus
 from jaxdp.plan.evaluate import evaluate, possible
 from jaxdp.plan.hardware import Hardware, load_hardware
 from jaxdp.plan.preflight import check_allowed, preflight, require
 from jaxdp.plan.sharding import workers
-from jaxdp.run.sweep_spec import Choice, SweepSpec, axes_of, flatten
 from jaxdp.strict_json import to_json
+from jaxdp.sweep.spec import Choice, SweepSpec, axes_of
 
 MOST_RUNS = 10_000
 
@@ -92,7 +92,7 @@ def make_cells(spec: SweepSpec) -> list[Cell]:
 
 
 def _combinations(spec: SweepSpec, axes: dict[str, list[Choice]]) -> Iterator[tuple[dict[str, Any], Config]]:
-    fixed = flatten(spec.set)
+    fixed = dotted(spec.set)
     for chosen, devices, strategy in product(product(*axes.values()), spec.devices, spec.strategies):
         values = {name: shown for name, (shown, _) in zip(axes, chosen, strict=True)}
         values |= {"devices": devices, "strategy": strategy}
@@ -194,8 +194,8 @@ def _arguments(spec: SweepSpec, base: Config, config: Config, devices: int) -> l
     words = ["bench", *(word for source in _shipped(spec) for word in ("--config", source))]
     words += ["--strategy", config.strategy.name, "--devices", str(devices)]
     words += ["--steps", str(spec.steps), "--warmup", str(spec.warmup)]
-    before = flatten(base.model_dump())
-    for key, value in flatten(config.model_dump()).items():
+    before = dotted(base.model_dump())
+    for key, value in dotted(config.model_dump()).items():
         if value != before[key] and key != "strategy.name":
             words += ["--set", _override(key, value)]
     return [*words, *(word for name in spec.allow for word in ("--allow", name)), "--json", "--quiet"]
@@ -204,7 +204,7 @@ def _arguments(spec: SweepSpec, base: Config, config: Config, devices: int) -> l
 def _override(key: str, value: Any) -> str:
     """`key=value` as --set reads it; text is quoted only where it would be read as something else."""
     plain = f"{key}={value}"
-    reads_back = isinstance(value, str) and flatten(parse_override(plain)) == {key: value}
+    reads_back = isinstance(value, str) and dotted(parse_override(plain)) == {key: value}
     return plain if reads_back else f"{key}={to_json(value)}"
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxdp.report import quantities as q
 from jaxdp.report.section import Chart, Point, Section, Series
-from jaxdp.report.steps import LossPoint, thinned
-from jaxdp.report.study import Cell
-from jaxdp.report.views import by_scene, cell_table, facts_of, titled
+from jaxdp.study import quantities as q
+from jaxdp.study.cells import Cell
+from jaxdp.study.steps import LossPoint, thinned
+from jaxdp.study.views import by_scene, cell_table, facts_of, titled
 
 LOSS_POINTS = 150  # of a curve
 

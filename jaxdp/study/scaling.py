@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from jaxdp.report.bends import Bend, bend_at
-from jaxdp.report.quantities import THROUGHPUT
 from jaxdp.report.section import Cell as Shown
 from jaxdp.report.section import Chart, Point, Section, Series, Table, Verdict
-from jaxdp.report.spread import Spread
-from jaxdp.report.study import Curve, CurvePoint
-from jaxdp.report.views import SPREAD_CAPTION, by_scene, point_of, scene_column, shown, titled
+from jaxdp.study.bends import Bend, bend_at
+from jaxdp.study.cells import Curve, CurvePoint
+from jaxdp.study.quantities import THROUGHPUT
+from jaxdp.study.spread import Spread
+from jaxdp.study.views import SPREAD_CAPTION, by_scene, point_of, scene_column, shown, titled
 
 
 def scaling(curves: Sequence[Curve], bends: Sequence[Bend]) -> Section | None:

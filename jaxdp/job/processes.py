@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from jaxdp.errors import JaxdpError
-from jaxdp.run import watchdog
-from jaxdp.run.process_log import ProcessLog
-from jaxdp.run.rendezvous import REFUSAL_S, Address, Refusal, meet
+from jaxdp.job import watchdog
+from jaxdp.job.process_log import ProcessLog
+from jaxdp.job.rendezvous import REFUSAL_S, Address, Refusal, meet
 
 JOIN_TIMEOUT_S = 300.0
 HEARTBEAT_S = 100  # JAX's default: how long a process may be silent that nobody watches

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from jaxdp.report.compare import Difference
-from jaxdp.report.quantities import QUANTITIES, THROUGHPUT, Quantity
 from jaxdp.report.section import Cell as Shown
-from jaxdp.report.section import Chart, Point, Section, Series, Table, Verdict
-from jaxdp.report.study import Cell
-from jaxdp.report.views import facts_of, shown
+from jaxdp.report.section import Chart, Point, Section, Series, Table, Verdict, number_text
+from jaxdp.study.cells import Cell
+from jaxdp.study.compare import Difference
+from jaxdp.study.quantities import QUANTITIES, THROUGHPUT, Quantity
+from jaxdp.study.views import facts_of, shown
 
 MOST_ROWS = 40  # of a chart of cells; more are read in the table
 
@@ -22,13 +22,16 @@ def predictions(cells: Sequence[Cell]) -> Section | None:
                 continue
             ratio = predicted / found.median
             rows.append([cell.name, quantity.name, Shown(quantity.text(predicted), predicted),
-                         shown(found, quantity.text), Shown(f"{ratio:.2f}", ratio)])  # fmt: skip
+                         shown(found, quantity.text), Shown(number_text(ratio), ratio)])  # fmt: skip
             groups.append(cell.label)
             points.setdefault(quantity, {}).setdefault(cell, ratio)
     if not rows:
         return None
     charts = [_ratio_chart(quantity, ratios) for quantity, ratios in points.items() if len(ratios) <= MOST_ROWS]
-    prose = "Predicted by the cost model or the pre-flight check, over what was measured or compiled: 1 is exact."
+    prose = (
+        "Predicted over measured (bytes: over compiled); 1 is exact. Times are the cost model's for the `hardware` "
+        "that the sweep names, which need not be the machine it ran on; without one, memory is the pre-flight check's."
+    )
     columns = ["cell", "quantity", "predicted", "measured", "ratio"]
     return Section("Predicted against measured", prose, Table(columns, rows, groups), charts)
 
@@ -40,7 +43,7 @@ def _ratio_chart(quantity: Quantity, ratios: dict[Cell, float]) -> Chart:
     for label in dict.fromkeys(cell.label for cell in cells):
         own = [place for place, cell in enumerate(cells) if cell.label == label]
         series.append(Series(label, [_ratio_point(place, ratios[cells[place]], cells[place]) for place in own], label))
-    series.append(Series("exact", [Point(0, 1.0), Point(len(cells) - 1, 1.0)], reference=True))
+    series.append(Series("exact", [Point(0, 1.0), Point(max(1, len(cells) - 1), 1.0)], reference=True))
     return Chart(f"{quantity.name.capitalize()}: predicted over measured", "cell", "predicted / measured", series,
                  categories=names)  # fmt: skip
 
@@ -57,6 +60,8 @@ def comparison(a: str, b: str, found: Sequence[Difference], settings: Sequence[t
         f"A is `{a}`, B is `{b}`. A difference matters where the spreads of both lie apart; what is counted rather "
         f"than timed (bytes) differs or not. {len(matter)} of {len(found)} quantities differ so."
     )
+    if any(each.doubtful for each in matter):
+        prose += " Where n = 1 only the run's windows are known: another run may differ by more than they do."
     if unknown:
         prose += f" Of {unknown} nothing can be said: they come from single runs, without a spread."
     rows = [
@@ -67,7 +72,7 @@ def comparison(a: str, b: str, found: Sequence[Difference], settings: Sequence[t
     columns = ["cell", "quantity", "A", "B", "B / A", "judgement"]
     rates = [each for each in found if each.quantity is THROUGHPUT]
     charts = [_difference_chart(rates)] if 0 < len(rates) <= MOST_ROWS else []
-    badge = Verdict(f"{len(matter)} differ", "mixed") if matter else Verdict("no difference beyond the spread", "good")
+    badge = Verdict(f"{len(matter)} differ", "mixed") if matter else Verdict("no difference beyond the spread")
     keys = Table(["key", "A", "B"], settings, caption="Settings, versions and machine")
     told = "" if settings else "Nothing is set otherwise: configs, versions and machine are the same."
     return [
@@ -78,7 +83,8 @@ def comparison(a: str, b: str, found: Sequence[Difference], settings: Sequence[t
 
 def _judged(each: Difference) -> Shown:
     tone = "good" if each.judgement == "better" else "bad" if each.judgement == "worse" else "neutral"
-    return Shown(each.judgement, each.judgement, tone="mixed" if each.judgement == "different" else tone)
+    note = "n = 1: beyond its windows" if each.doubtful else ""
+    return Shown(each.judgement, each.judgement, note, "mixed" if each.judgement == "different" else tone)
 
 
 def _difference_chart(found: Sequence[Difference]) -> Chart:
@@ -88,7 +94,8 @@ def _difference_chart(found: Sequence[Difference]) -> Chart:
         known = None not in (a.low, a.high, b.low, b.high)
         low, high = ((b.low or 0) / (a.high or 1), (b.high or 0) / (a.low or 1)) if known else (None, None)
         points.append(Point(place, ratio, low, high, {"judgement": each.judgement}, document=each.cell.runs[0].name))
-    series = [Series("B / A, from least to most that the spreads allow", points)]
+    series = [Series("B / A", points)]
     series.append(Series("the same", [Point(0, 1.0), Point(max(1, len(found) - 1), 1.0)], reference=True))
     names = [each.cell.name for each in found]
-    return Chart("Throughput: B over A", "cell", "B / A", series, from_zero=False, categories=names)
+    note = "Bars reach from the least to the most that the spreads of both allow."
+    return Chart("Throughput: B over A", "cell", "B / A", series, from_zero=False, categories=names, note=note)

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-from jaxdp.report import quantities as q
-from jaxdp.report.bends import Bend
-from jaxdp.report.load import Measurement
 from jaxdp.report.section import Cell as Shown
 from jaxdp.report.section import Section, Table
-from jaxdp.report.study import Cell, Curve
-from jaxdp.report.views import by_scene, cell_table, few, quantity_charts
+from jaxdp.study import quantities as q
+from jaxdp.study.bends import Bend
+from jaxdp.study.cells import Cell, Curve
+from jaxdp.study.load import Measurement
+from jaxdp.study.spread import apart
+from jaxdp.study.views import by_scene, cell_table, few, quantity_charts
 
 OVERVIEW = (q.THROUGHPUT, q.STATE, q.SENT, q.COMMUNICATION, q.LAST_LOSS)
 
@@ -49,20 +50,24 @@ def caveats(cells: Sequence[Cell]) -> list[str]:
 
 
 def _fastest(cells: Sequence[Cell]) -> list[str]:
-    """The fastest of each scene at its most devices, and the leanest."""
+    """The fastest of each scene at its most devices, and whether that is beyond the spread; and the leanest."""
     said = []
     for scene, own in by_scene(cells):
         most = max(cell.devices for cell in own)
-        rates = [(rate.median, cell) for cell in own if cell.devices == most and (rate := cell.spread(q.THROUGHPUT))]
-        if len({cell.label for _, cell in rates}) < 2:
+        rates = [(rate, cell) for cell in own if cell.devices == most and (rate := cell.spread(q.THROUGHPUT))]
+        if len(rates) < 2:
             continue
         where = f"On {most} devices" + (f" ({scene})" if scene else "")
-        best, cell = max(rates, key=lambda rate: rate[0])
-        said.append(f"{where} the highest throughput is {q.THROUGHPUT.text(best)} tokens/s, of **{cell.label}**.")
+        (best, cell), (second, other) = sorted(rates, key=lambda rate: -rate[0].median)[:2]
+        clear = "beyond the spreads of both" if apart(best, second) else "within the spread: no clear winner"
+        said.append(
+            f"{where} **{cell.label}** has the highest throughput, {q.THROUGHPUT.text(best.median)} tokens/s "
+            f"(n = {best.n}); {other.label} follows with {q.THROUGHPUT.text(second.median)} (n = {second.n}), {clear}."
+        )
         states = [(state.median, cell) for _, cell in rates if (state := cell.spread(q.STATE))]
         if states:
             least, cell = min(states, key=lambda state: state[0])
-            said.append(f"{where} the least state a device is {q.STATE.text(least)}, of **{cell.label}**.")
+            said.append(f"{where} **{cell.label}** has the least state a device, {q.STATE.text(least)}.")
     return said
 
 

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.errors import BadInput
-from jaxdp.report import against, chapters
-from jaxdp.report.bends import Bend, bends_of
-from jaxdp.report.compare import Difference, differences, in_common, settings_that_differ
-from jaxdp.report.load import Measurement, load
-from jaxdp.report.losses import losses
 from jaxdp.report.markdown import markdown
 from jaxdp.report.page import write_page
-from jaxdp.report.quantities import QUANTITIES
-from jaxdp.report.scaling import scaling
 from jaxdp.report.section import Section, groups_of
-from jaxdp.report.settings import settings_of
-from jaxdp.report.study import Cell, Curve, cells_of, curves_of, with_axes, with_time_to_loss
 from jaxdp.strict_json import write_atomically
+from jaxdp.study import against, chapters
+from jaxdp.study.bends import Bend, bends_of
+from jaxdp.study.cells import Cell, Curve, cells_of, curves_of, with_axes, with_time_to_loss
+from jaxdp.study.compare import Difference, differences, in_common, settings_that_differ
+from jaxdp.study.load import Measurement, load
+from jaxdp.study.losses import losses
+from jaxdp.study.quantities import QUANTITIES
+from jaxdp.study.scaling import scaling
+from jaxdp.study.settings import settings_of
 
 CSV_COLUMNS = (
     *("strategy", "devices", "tokens_per_step", "conditions", "scaling", "quantity"),
@@ -120,7 +120,7 @@ def sections_of(found: Study) -> list[Section]:
 
 def write(found: Study, out: Path) -> list[Path]:
     """Writes every file of the report into `out`, over those of the same name, and returns their paths."""
-    from jaxdp.report.figures import draw
+    from jaxdp.report.charts import draw
 
     sections = sections_of(found)
     charts = [chart for section in sections for chart in section.charts]

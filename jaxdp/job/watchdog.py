@@ -181,4 +181,5 @@ def _put(own: Watch, name: str, value: str) -> None:
 
 
 def _tell(line: str) -> None:
-    os.write(2, f"watchdog: {line}\n".encode())  # past sys.stderr, whose lock a stuck thread may hold
+    with suppress(OSError):  # whoever read it may be gone
+        os.write(2, f"watchdog: {line}\n".encode())  # past sys.stderr, whose lock a stuck thread may hold

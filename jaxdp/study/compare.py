@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxdp.report import quantities
-from jaxdp.report.load import Measurement
-from jaxdp.report.quantities import Quantity
-from jaxdp.report.settings import flat, settings_of
-from jaxdp.report.spread import Spread, apart
-from jaxdp.report.study import Cell
+from jaxdp.config import dotted
 from jaxdp.strict_json import to_json
+from jaxdp.study import quantities
+from jaxdp.study.cells import Cell
+from jaxdp.study.load import Measurement
+from jaxdp.study.quantities import Quantity
+from jaxdp.study.settings import settings_of
+from jaxdp.study.spread import Spread, apart
 
 COMPARED = (
     quantities.THROUGHPUT,
@@ -48,6 +49,11 @@ class Difference:
     @property
     def matters(self) -> bool:
         return self.judgement in ("better", "worse", "different")
+
+    @property
+    def doubtful(self) -> bool:
+        """A difference that rests on the windows of a single run."""
+        return self.matters and "windows" in (self.a.of, self.b.of)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -105,6 +111,6 @@ def settings_that_differ(a: Sequence[Measurement], b: Sequence[Measurement]) -> 
 def _values(runs: Sequence[Measurement]) -> dict[str, set[str]]:
     values: dict[str, set[str]] = {}
     for run in runs:
-        for key, value in flat(settings_of(run.record)).items():
+        for key, value in dotted(settings_of(run.record)).items():
             values.setdefault(key, set()).add(value if isinstance(value, str) else to_json(value))
     return values

@@ -1,0 +1,1 @@
+"""One run over many processes: joining, agreeing, launching, watching."""
