@@ -128,6 +128,12 @@ def test_each_wrong_sharding_is_found(case):
             assert "pass --allow" not in str(refused.value)
 
 
+def test_a_clusters_workers_need_no_devices_of_this_process():
+    server = {"workers": 8, "engine": "ray", "devices_per_worker": 2}
+    report = preflight(config("ps", server=server), 4)
+    assert report.ok and report.devices == 16
+
+
 def test_a_split_block_is_refused_and_can_be_allowed():
     report = preflight(config("fsdp", batch=12, unit="flat"), 3)
     assert report.runs

@@ -68,6 +68,9 @@ def preflight(
     """
     if devices < 1 or hosts < 1:
         raise BadInput(f"devices {devices}, hosts {hosts}: at least 1 of each is needed")
+    server = config.server
+    if config.strategy.name == "ps" and server.engine == "ray" and server.workers:
+        devices = server.workers * server.devices_per_worker  # the cluster's; this process has its own
     if group := checks.group_undivided(config, devices, hosts):
         return Report(devices, (group,), (), None)
     placed = shards(config, devices, hosts, rule)
