@@ -10,6 +10,7 @@ from jaxdp.errors import BadInput
 from jaxdp.job.watchdog import DEFAULT_STALL_TIMEOUT_S, LEAST_STALL_TIMEOUT_S
 
 PARALLEL = ("bench", "train")  # the commands that can run in several processes
+OWN = ("--coordinator", "--processes", "--process-id")
 CONTEXT = {"allow_interspersed_args": False}  # so that a forgotten -- is what gets told, not the command's own options
 
 
@@ -40,6 +41,8 @@ def launch(
         raise BadInput(f"launch: give the command after --, as in: {example}")
     if command[0] not in PARALLEL:
         raise BadInput(f"launch: {command[0]} does not run in several processes; known: {', '.join(PARALLEL)}")
+    if given := [word for word in command if word.partition("=")[0] in OWN]:
+        raise BadInput(f"launch: {given[0]} is what launch gives to each process; leave it out of the command")
     if 0 < stall_timeout < LEAST_STALL_TIMEOUT_S:
         raise BadInput(f"--stall-timeout {stall_timeout:g}: at least {LEAST_STALL_TIMEOUT_S:g} s, or 0")
     from jaxdp.job.launch import launch as run_launch

@@ -25,7 +25,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter measurements: under two minutes.")] = False,
     devices: Annotated[
         int | None,
-        typer.Option("--devices", "-n", min=1, help="Devices at most (default: all; 8 host devices on a CPU)."),
+        typer.Option("--devices", "-n", min=1, max=4096, help="Devices at most (default: all; 8 on a CPU)."),
     ] = None,
     run_dir: RunDirOption = None,
     overwrite: OverwriteOption = False,

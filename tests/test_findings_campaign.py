@@ -87,6 +87,8 @@ def test_only_known_findings_are_chosen():
     assert len(campaign.chosen([])) == len(campaign.TRIALS) == 10
     with pytest.raises(BadInput, match="F9: no such finding; known: F1, F2"):
         campaign.chosen(["F9"])
+    with pytest.raises(BadInput, match="no such finding"):  # nothing named is a mistake, not everything
+        campaign.chosen([","])
 
 
 def test_too_few_devices_are_told(lab):

@@ -384,8 +384,7 @@ def test_what_fails_on_process_0_ends_all_and_is_told_once(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize(("who", "asked"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
 def test_a_signal_to_one_rank_stops_all_at_the_same_saved_step(who: int, asked: signal.Signals, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     endless = ("--set", "train.steps=100000", "--set", "optim.schedule=constant", "--run-dir", str(folder))

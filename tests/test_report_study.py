@@ -1,17 +1,21 @@
 """Repeats, efficiency, scaling curves and bends: worked by hand, and as laws."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxdp.errors import BadInput
 from jaxdp.records import SweepRow
 from jaxdp.study.bends import LEAST_SHORTFALL, bends_of
 from jaxdp.study.cells import Curve, cells_of, curves_of, with_axes
 from jaxdp.study.load import Measurement, load
 from jaxdp.study.quantities import COMPILED, PEAK, STEP_TIME, THROUGHPUT
 from jaxdp.study.spread import Spread, apart, spread
+from jaxdp.study.write import study, write
 from tests.report_cases import DIP, SPLIT, dip_rows, finding, record, result, row, write_run, write_sweep
 
 
@@ -247,3 +251,37 @@ def test_a_run_that_never_ended_is_told_apart(tmp_path: Path) -> None:
 def test_the_result_builder_is_what_bench_writes() -> None:
     assert result("ddp", 2, 100.0)["memory"]["state_bytes_per_device"] == 2**22
     assert record("ddp", 2)["preflight"]["ok"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"result": [1]}, "no object"),
+        ({"run_dir": 5}, "run_dir"),
+        ({"findings": [1]}, "findings"),
+        ({"cell": {"strategy": "ddp", "devices": "abc"}}, "positive number of devices"),
+        ({"result": {"tokens_per_second": 0}}, "tokens_per_second 0"),
+        ({"result": {"tokens_per_second": -5.0}}, "expected a positive number"),
+    ],
+)
+def test_a_row_of_another_form_is_named(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    write_sweep(tmp_path, [row("ddp", 1, 100.0)])
+    table = tmp_path / "table.jsonl"
+    table.write_text(json.dumps({**json.loads(table.read_text()), **change}) + "\n")
+    with pytest.raises(BadInput, match=r"table\.jsonl:1: ") as refused:
+        load(tmp_path, "a")
+    assert told in str(refused.value)
+
+
+def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path) -> None:
+    found = study([write_sweep(tmp_path / "sweep", [row("ddp", 1, 100.0)])])
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "report.md").write_text("my own")
+    with pytest.raises(BadInput, match=r"holds files that no report wrote \(report.md\)"):
+        write(found, mine)
+    assert (mine / "report.md").read_text() == "my own"
+    assert write(found, tmp_path / "new") == write(found, tmp_path / "new")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="--out"):
+        write(found, tmp_path / "file")

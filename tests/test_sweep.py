@@ -76,7 +76,11 @@ BAD = [
     ),
     (HEAD + '[set]\nstrategy.name = "ps"\n', "set: strategy.name is set by strategies"),
     (HEAD + '[axes]\nstragglers = ["slow(factor=3)"]\n', "stragglers"),
-    (HEAD + '[axes]\n"model.width" = [64, 64]\n', "are the same"),
+    (HEAD + '[axes]\n"model.width" = [64, 64]\n', "64 stands there twice"),
+    (
+        HEAD + '[[axes.size]]\nname = "a"\nmodel.width = 64\n[[axes.size]]\nname = "a"\nmodel.width = 128\n',
+        "axes.size: 'a' stands there twice",
+    ),
     (HEAD + '[[axes.size]]\n"model.width" = 64\n', "needs a name"),
     (HEAD + '[[axes.size]]\nname = "small"\n', "at least one config key"),
     (HEAD + '[set]\ndata.corpus = "files"\ndata.path = "/no/such/file.txt"\n', "/no/such/file.txt"),

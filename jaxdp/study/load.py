@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ def _places(folder: Path, depth: int = DEPTH) -> list[Path]:
 def _load_run(folder: Path, root: Path, source: str) -> Measurement:
     record = read_record(folder / "run.json")
     summary = read_object(folder / "summary.json") if (folder / "summary.json").is_file() else {}
+    if problem := _result_problem(summary):
+        raise BadInput(f"{folder / 'summary.json'}: {problem}; was it written by another version?")
     config = _mapping(record.get("config"))
     benched = "step_time_s" in summary
     result = summary if benched else from_steps(record, summary, _steps(folder, _tokens_per_step(record)))
@@ -102,12 +105,32 @@ def _load_sweep(folder: Path, source: str) -> list[Measurement]:
     for number, line in enumerate(_lines(folder / TABLE), start=1):
         try:
             row = SweepRow.from_json(line)
-            if not isinstance(row.cell, dict) or not isinstance(row.findings, list):
-                raise ValueError("its cell or findings have another form")
+            if problem := _row_problem(row):
+                raise ValueError(problem)
         except ValueError as error:
             raise BadInput(f"{folder / TABLE}:{number}: {error}; was it written by another version?") from None
         rows[row.key] = row
     return [_load_row(row, folder, source) for row in rows.values()]
+
+
+def _row_problem(row: SweepRow) -> str | None:
+    if not isinstance(row.cell, Mapping) or not _all_mappings(row.findings):
+        return "its cell or findings have another form"
+    if not isinstance(row.run_dir, str | None) or not isinstance(row.predicted, Mapping | None):
+        return "its run_dir or predicted has another form"
+    if row.result is not None and not isinstance(row.result, Mapping):
+        return "its result is no object"
+    return _result_problem(row.cell) or _result_problem(row.result or {})
+
+
+def _result_problem(values: Settings) -> str | None:
+    """What is wrong with figures that the report divides by, or None."""
+    devices, rate = values.get("devices"), values.get("tokens_per_second")
+    if devices is not None and not (type(devices) is int and devices > 0):
+        return f"devices {devices!r}: expected a positive number of devices"
+    if rate is not None and not (type(rate) in (int, float) and isfinite(rate) and rate > 0):
+        return f"tokens_per_second {rate!r}: expected a positive number"
+    return None
 
 
 def _load_row(row: SweepRow, folder: Path, source: str) -> Measurement:

@@ -22,6 +22,7 @@ from jaxdp.study.quantities import QUANTITIES
 from jaxdp.study.scaling import scaling
 from jaxdp.study.settings import settings_of
 
+MARK = ".jaxdp-report"  # marks a folder as a report's
 CSV_COLUMNS = (
     *("strategy", "devices", "tokens_per_step", "conditions", "scaling", "quantity"),
     *("median", "low", "high", "n", "spread", "how"),
@@ -119,7 +120,11 @@ def sections_of(found: Study) -> list[Section]:
 
 
 def write(found: Study, out: Path) -> list[Path]:
-    """Writes every file of the report into `out`, over those of the same name, and returns their paths."""
+    """Writes every file of the report into `out`, over those of an earlier report, and returns their paths.
+
+    Raises `BadInput` for a folder that holds anything else.
+    """
+    _claim(out)
     from jaxdp.report.charts import draw
 
     sections = sections_of(found)
@@ -132,6 +137,19 @@ def write(found: Study, out: Path) -> list[Path]:
     write_atomically(out / "report.md", markdown(title, subtitle, sections, figures, out).encode())
     drawn = [path.with_suffix(suffix) for path in figures.values() for suffix in (".png", ".svg")]
     return [page, out / "report.md", out / "report.csv", *drawn]
+
+
+def _claim(out: Path) -> None:
+    """Makes the folder a report's, so that a later report may replace it, and nothing else is replaced by one."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        held = sorted(entry.name for entry in out.iterdir())
+        if held and MARK not in held:
+            names = ", ".join(held[:3])
+            raise BadInput(f"--out {out}: holds files that no report wrote ({names}); choose a new folder")
+        (out / MARK).touch()
+    except OSError as error:
+        raise BadInput(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from None
 
 
 def _title(found: Study) -> str:

@@ -139,6 +139,9 @@ def axes_of(spec: SweepSpec) -> dict[str, list[Choice]]:
         if not isinstance(values, list) or not values:
             raise BadInput(f"axes.{name}: expected a list of values, not {values!r}")
         axes[name] = [_tied(name, value) if isinstance(value, dict) else (value, {name: value}) for value in values]
+        names = [shown for shown, _ in axes[name]]
+        if twice := [shown for place, shown in enumerate(names) if shown in names[:place]]:
+            raise BadInput(f"axes.{name}: {twice[0]!r} stands there twice; each value needs a name of its own")
         claim([name, *(key for _, keys in axes[name] for key in keys)], f"axes.{name}")
     return axes
 

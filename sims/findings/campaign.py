@@ -24,7 +24,7 @@ TRIALS = {trial.name: trial for trial in (*FINDINGS, *CLAIMS)}
 
 def chosen(only: Iterable[str]) -> list[Trial]:
     """The trials of these names (upper or lower case), all where none is named; raises `BadInput`."""
-    names = [name.strip().upper() for text in only for name in text.split(",") if name.strip()]
+    names = [name.strip().upper() for text in only for name in text.split(",")]
     if unknown := [name for name in names if name not in TRIALS]:
         raise BadInput(f"--only {unknown[0]}: no such finding; known: {', '.join(TRIALS)}")
     return [trial for name, trial in TRIALS.items() if not names or name in names]
