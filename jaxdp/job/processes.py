@@ -246,10 +246,8 @@ def refusal_of(error: BaseException) -> Refusal:
 
 def _exchange(value: Any, refusal: Refusal | None, timeout_s: float) -> list[Any]:
     """One round among all processes; raises `SharedError` for the first one's refusal, if there is one."""
-    from jax._src.distributed import global_state  # JAX offers its key-value store to no one else
-
     assert _job is not None
-    client: Any = global_state.client
+    client = watchdog.jax_store()
     number = next(_rounds)
     client.key_value_set(f"jaxdp/{number}/{_job.process_id:06d}", json.dumps({"value": value, "refusal": refusal}))
     client.wait_at_barrier("jaxdp", int(timeout_s * 1000))  # always the same: the service forgets no name

@@ -72,7 +72,7 @@ def start(process_id: int, processes: int, stall_timeout_s: float | None, store:
     global _watch
     if processes == 1 or not stall_timeout_s:
         return
-    _watch = Watch(store or _jax_store(), process_id, processes, stall_timeout_s)
+    _watch = Watch(store or jax_store(), process_id, processes, stall_timeout_s)
     _watch.heard = dict.fromkeys(range(processes), time.monotonic())
     _watch.beating = threading.Thread(target=_beat, args=(_watch,), name="heartbeat", daemon=True)
     _watch.beating.start()
@@ -94,12 +94,11 @@ def stop() -> None:
     _watch = None
 
 
-def _jax_store() -> Store:
-    """A private name: JAX offers its store to no one else (it has this name in 0.10 and 0.12)."""
+def jax_store() -> Any:
+    """The job's key-value store, by a private name: JAX offers it to no one else (so named in 0.10 and 0.12)."""
     from jax._src.distributed import global_state
 
-    client: Any = global_state.client
-    return client
+    return global_state.client
 
 
 def _beat(own: Watch) -> None:
@@ -169,9 +168,8 @@ def _behind(own: Watch) -> str:
 def _end(own: Watch, line: str) -> None:
     _tell(f"{line}; ending the run")
     if own.rank == 0:
-        time.sleep(
-            (BEATS_TO_END - 2) * own.interval_s
-        )  # it takes the store along: the others get the time to read the verdict
+        # It takes the store along: the others get the time to read the verdict.
+        time.sleep((BEATS_TO_END - 2) * own.interval_s)
     os._exit(1)
 
 
