@@ -22,8 +22,20 @@ PrintConfigOption = Annotated[bool, typer.Option("--print-config", help="Print t
 DevicesOption = Annotated[
     int | None, typer.Option("--devices", "-n", min=1, help="Devices to use (default: all; 4 host devices on a CPU).")
 ]
+
+
+def _refuse_empty(path: str | None) -> str | None:
+    """A script's unset variable, say, must not choose the folder."""
+    if path == "":
+        raise BadInput("--run-dir '': names no folder; name one, or leave the option out")
+    return path
+
+
 RunDirOption = Annotated[
-    str | None, typer.Option("--run-dir", metavar="DIR", help="Folder of the run's records (default: under runs/).")
+    str | None,
+    typer.Option(
+        "--run-dir", metavar="DIR", callback=_refuse_empty, help="Folder of the run's records (default: under runs/)."
+    ),
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of parameters, data order and dropout.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the run that the folder holds.")]

@@ -71,6 +71,12 @@ def test_bad_input_is_one_line_and_exit_2_before_jax(arguments: tuple[str, ...],
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("command", [("bench", "--strategy", "ddp"), ("sweep", "quick"), ("sim", "healthy")])
+def test_an_empty_run_dir_is_not_taken_for_none(command: tuple[str, ...]) -> None:
+    done = run(*command, "--run-dir", "")
+    assert done.returncode == 2 and done.stderr.startswith("error: --run-dir ''")
+
+
 def test_a_check_that_refuses_exits_3_before_jax(tmp_path: Path) -> None:
     done = run("bench", "--strategy", "fsdp", "--devices", "3", seen=tmp_path / "seen")
     assert done.returncode == 3

@@ -218,6 +218,26 @@ def test_each_fault_is_found_and_named(fault: str) -> None:
         assert matching[0].leaves
 
 
+@pytest.mark.parametrize("name", ["zero1", "fsdp", "hsdp"])
+def test_whole_sums_that_the_compiler_makes_of_scatters_are_told_apart_from_faults(name: str) -> None:
+    """Only while they explain all that is summed: one more, or one less, and the program leaves the plan."""
+    steps = planned(name)
+    found = [as_found(one) for one in steps]
+    scatters = [one for one in found if one.kind == "reduce-scatter"]
+    rest = [one for one in found if one.kind != "reduce-scatter"]
+    sums = [dataclasses.replace(one, kind="all-reduce", scattered=True) for one in scatters]
+    # Combined with others a sum may lose its origin, so one that has kept it is enough.
+    forgetful = [sums[0], *(dataclasses.replace(one, scattered=False) for one in sums[1:])]
+    for made in (sums, forgetful, [sums[0], *scatters[1:]]):
+        (problem,) = compare(steps, [*rest, *made])
+        assert problem.problem == "rewritten" and problem.leaves
+        assert problem.found_bytes == sum((one.count or 0) * one.bytes for one in made if one.kind == "all-reduce")
+    largest = max(sums, key=lambda one: (one.count or 0) * one.bytes)
+    others = [one for one in sums if one is not largest]
+    for wrong in ([*sums, largest], others):
+        assert {"rewritten"} != {one.problem for one in compare(steps, [*rest, *wrong])}
+
+
 @given(st.sampled_from(sorted(STRATEGIES)), st.data())
 def test_any_collective_left_out_or_doubled_is_noticed(name: str, data: st.DataObject) -> None:
     """Whatever is more than 1 % of its kind's volume."""

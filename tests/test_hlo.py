@@ -268,6 +268,39 @@ def test_overlapped_copies_of_a_gather_on_tpu_count_once() -> None:
     assert [one.name for one in found] == ["g.start0", "g.start1", "last"]
 
 
+SUM_OF_A_SCATTER = """%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0), metadata={op_name="transpose(jvp())/reduce_scatter"}
+  %b = f32[] parameter(1), metadata={op_name="transpose(jvp())/reduce_scatter"}
+  ROOT %c = f32[] add(%a, %b), metadata={op_name="transpose(jvp())/add"}
+}
+"""
+
+
+def test_tpus_fused_scatter_is_one_and_its_padding_is_not_counted() -> None:
+    others = f"""{SUM_OF_A_SCATTER}
+%all-reduce-scatter.1 (input: f32[30,4]) -> f32[4,4] {{
+  %input = f32[30,4]{{1,0:T(8,128)}} parameter(0)
+  %zero = f32[] constant(0)
+  %pad = f32[32,4]{{1,0:T(8,128)}} pad(%input, %zero), padding=0_2x0_0
+  %sums = f32[32,4]{{1,0:T(8,128)}} all-reduce(%pad), {ALL8}, replica_groups={{}}, to_apply=%sum
+  %start = u32[] partition-id()
+  ROOT %mine = f32[4,4]{{1,0:T(8,128)S(1)}} dynamic-slice(%sums, %start, %zero), dynamic_slice_sizes={{4,4}}
+}}
+"""
+    found = only(module("ROOT %r = f32[4,4]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1", others=others))
+    assert (found.kind, found.bytes, found.count, found.group_size) == ("reduce-scatter", 30 * 4 * 4, 1, 8)
+    assert found.where == "backward: reduce_scatter" and not found.scattered
+
+
+@pytest.mark.parametrize("start", ["", "-start"])
+def test_a_whole_sum_made_of_a_scatter_keeps_its_origin(start: str) -> None:
+    """What it moves is an all-reduce; that JAX asked for a scatter is written in the computation that adds."""
+    line = f"ROOT %r = f32[32]{{0}} all-reduce{start}(%x), {GROUPS}, to_apply=%sum"
+    found = only(module(line, others=SUM_OF_A_SCATTER))
+    assert (found.kind, found.bytes, found.scattered) == ("all-reduce", 128, True)
+    assert not only(module(line.replace("%sum", "%add"))).scattered
+
+
 def test_a_users_scope_is_not_taken_for_an_attribute() -> None:
     hostile = 'metadata={op_name="jit(f)/replica_groups={{0}}, channel_id=9/calls=%x \\"}/psum" stack_frame_id=1}'
     found = only(module(f"ROOT %r = f32[8]{{0}} all-reduce(%x), {GROUPS}, to_apply=%add, {hostile}"))

@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxdp.config import Config, build
 from jaxdp.learn import shapes
-from jaxdp.learn.attention import BLOCK, blocked_attention, choose, cudnn_attention, rotary, xla_attention
+from jaxdp.learn.attention import blocked_attention, choose, cudnn_attention, rotary, xla_attention
+from jaxdp.learn.attention_form import MOST_BLOCKS, query_blocks
 from jaxdp.learn.batch import Batch
 from jaxdp.learn.model import Dropout, rms_norm
 from jaxdp.learn.params import Params
@@ -331,10 +334,18 @@ def naive_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize(
-    ("length", "heads", "groups", "scale"),
-    [(1, 2, 2, 1.0), (7, 4, 2, 1.0), (BLOCK, 2, 1, 30.0), (BLOCK + 1, 2, 2, 1.0), (2 * BLOCK + 5, 6, 3, 30.0)],
+    ("length", "block", "heads", "groups", "scale"),
+    [
+        (1, 64, 2, 2, 1.0),
+        (7, 64, 4, 2, 1.0),
+        (64, 64, 2, 1, 30.0),
+        (65, 64, 2, 2, 1.0),
+        (133, 64, 6, 3, 30.0),
+        (300, 256, 2, 1, 30.0),  # a TPU's
+        (83, 4, 2, 2, 1.0),  # 14 blocks of 6, since 21 of 4 are too many
+    ],
 )
-def test_blocked_attention_is_softmax_attention(length: int, heads: int, groups: int, scale: float) -> None:
+def test_blocked_attention_is_softmax_attention(length: int, block: int, heads: int, groups: int, scale: float) -> None:
     keys = jax.random.split(jax.random.key(length), 4)
     q, d_out = (scale * jax.random.normal(key, (2, length, heads, 6)) for key in keys[:2])
     k, v = (jax.random.normal(key, (2, length, groups, 6)) for key in keys[2:])
@@ -346,13 +357,14 @@ def test_blocked_attention_is_softmax_attention(length: int, heads: int, groups:
 
         return jax.jit(run)(q, k, v, d_out)
 
-    for found, expected in zip(with_gradients(blocked_attention), with_gradients(naive_attention), strict=True):
+    blocked = functools.partial(blocked_attention, block=block)
+    for found, expected in zip(with_gradients(blocked), with_gradients(naive_attention), strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-5 * max(1, float(jnp.abs(expected).max())))
 
 
 def test_blocked_attention_in_bfloat16() -> None:
     q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 80, 4, 8))
-    low = blocked_attention(*(x.astype(jnp.bfloat16) for x in (q, k, v)))
+    low = blocked_attention(*(x.astype(jnp.bfloat16) for x in (q, k, v)), block=64)
     assert low.dtype == jnp.bfloat16
     np.testing.assert_allclose(low.astype(jnp.float32), naive_attention(q, k, v), atol=0.03)
 
@@ -365,8 +377,16 @@ def test_the_masked_half_is_not_computed() -> None:
         program = jax.make_jaxpr(attention)(shape, shape, shape)
         return _dot_flops(program.jaxpr)
 
-    length = 8 * BLOCK
-    assert product_flops(blocked_attention, length) < 0.6 * product_flops(naive_attention, length)
+    blocked = functools.partial(blocked_attention, block=64)
+    assert product_flops(blocked, 512) < 0.6 * product_flops(naive_attention, 512)
+
+
+@given(length=st.integers(1, 5000), block=st.sampled_from([4, 64, 256]))
+def test_blocks_of_queries_cover_a_sequence_once_and_are_few(length: int, block: int) -> None:
+    blocks = query_blocks(length, block)
+    assert [start for start, _ in blocks] == [0, *(end for _, end in blocks[:-1])] and blocks[-1][1] == length
+    assert len(blocks) <= MOST_BLOCKS
+    assert all(end - start == blocks[0][1] for start, end in blocks[:-1])
 
 
 def _dot_flops(jaxpr: Any) -> float:
@@ -384,11 +404,13 @@ def _dot_flops(jaxpr: Any) -> float:
 
 
 def test_each_backend_has_its_form() -> None:
-    assert choose("cpu", jnp.float32, 64) is blocked_attention
+    for platform, dtype, block in (("cpu", jnp.float32, 64), ("tpu", jnp.bfloat16, 256)):
+        chosen = choose(platform, dtype, 64)
+        assert isinstance(chosen, functools.partial)
+        assert chosen.func is blocked_attention and chosen.keywords == {"block": block}
     assert choose("gpu", jnp.bfloat16, 64) is cudnn_attention
     assert choose("gpu", jnp.float32, 64) is xla_attention  # cuDNN has no float32
     assert choose("gpu", jnp.bfloat16, 36) is xla_attention  # nor widths that 8 does not divide
-    assert choose("tpu", jnp.bfloat16, 64) is xla_attention
 
 
 def test_rotary_scores_depend_on_the_distance_only() -> None:

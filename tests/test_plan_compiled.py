@@ -1,13 +1,17 @@
 """The compiled check: sound programs raise nothing, a program that leaves its strategy's plan is refused."""
 
+import re
+from importlib import metadata
+
 import jax
 import pytest
 
 from jaxdp.config import Config, build
 from jaxdp.errors import BadInput, Refused
 from jaxdp.mesh.collectives import summarise
+from jaxdp.mesh.discrepancies import Discrepancy
 from jaxdp.mesh.rules import STRATEGIES, Specs, replicated
-from jaxdp.plan.compiled import compiled_check, examine, topology_devices
+from jaxdp.plan.compiled import _finding, _require_libtpu, compiled_check, examine, topology_devices
 from jaxdp.plan.hardware import load_hardware
 from jaxdp.plan.preflight import preflight, require
 from jaxdp.plan.traffic import phases
@@ -68,10 +72,34 @@ def test_one_leaf_left_whole_shows_in_the_program():
     assert {finding.name for finding in findings} == {"unplanned_collective"}
 
 
+@pytest.mark.parametrize(("problem", "severity"), [("rewritten", "warning"), ("bytes", "error"), ("missing", "error")])
+def test_what_the_compiler_made_of_sound_shards_does_not_stop_a_run(problem, severity):
+    found = _finding(Discrepancy(problem, "all-reduce", ("blocks.qkv",), "backward", 0, 8, "what it does"))
+    assert found.severity == severity and found.remedy
+
+
 @pytest.mark.parametrize("name", ["v5e", "v5e:2", "2x4", "h100:2x4", "v5e:2x4; rm"])
 def test_a_topology_must_be_a_tpu_slice(name):
     with pytest.raises(BadInput, match="TPU slice"):
         topology_devices(name)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"), [(None, "needs libtpu"), ("0.0.421", "which needs 0.0.42.*"), ("0.0.42.1", "")]
+)
+def test_a_libtpu_of_another_jax_is_refused(monkeypatch, found, words):
+    def version(package):
+        if package == "libtpu" and found is None:
+            raise metadata.PackageNotFoundError(package)
+        return found if package == "libtpu" else "0.10.2"
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "requires", lambda _: ['libtpu==0.0.42.*; extra == "tpu"', "numpy>=2.0"])
+    if not words:
+        _require_libtpu("--topology v5e:2x4")
+        return
+    with pytest.raises(BadInput, match=re.escape(words)):
+        _require_libtpu("--topology v5e:2x4")
 
 
 def test_a_parameter_server_has_no_program_to_check():

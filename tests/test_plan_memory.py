@@ -11,23 +11,32 @@ from jaxdp.config import build
 from jaxdp.mesh.compile import compile_step, compiled_bytes
 from jaxdp.plan.memory import memory
 
-RECORDED = Path(__file__).parents[1] / "benchmarks" / "data" / "compiled-bytes-cpu.jsonl"
+RECORDED = Path(__file__).parents[1] / "benchmarks" / "data"
 MODEL = {"layers": 3, "width": 96, "heads": 4, "ffn": 384, "context": 96, "vocab": 300}
 
 
-def errors():
-    for line in RECORDED.read_text(encoding="utf-8").splitlines():
+def errors(platform, others=""):
+    for line in (RECORDED / f"compiled-bytes-{platform}{others}.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        found = memory(build(row["config"]), row["devices"])
+        found = memory(build(row["config"]), row["devices"], platform=platform)
         total = row["arguments"] + row["temporaries"]
         yield found.arguments / row["arguments"] - 1, found.total / total - 1
 
 
-def test_recorded_programs_are_predicted():
-    state, total = np.abs(np.array(list(errors()))).T
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_recorded_programs_are_predicted(platform):
+    state, total = np.abs(np.array(list(errors(platform)))).T
     assert state.max() < 0.05
     assert total.mean() < 0.03
     assert np.mean(total <= 0.10) >= 0.98
+
+
+def test_other_models_on_a_tpu_are_predicted_roughly():
+    """Gated, untied and grouped ones: no 10 % there, but no other order of size."""
+    state, total = np.abs(np.array(list(errors("tpu", "-others")))).T
+    assert state.max() < 0.05
+    assert total.mean() < 0.10
+    assert total.max() < 0.40
 
 
 @pytest.mark.parametrize(

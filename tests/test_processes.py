@@ -124,12 +124,23 @@ def test_the_schedulers_job_is_taken(
     assert (job.processes, job.process_id, job.local_device_ids) == (processes, process_id, local_devices)
 
 
-def test_a_scheduler_that_tells_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "--coordinator"),
+        ({"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE='x'"),
+        ({**SLURM, "SLURM_PROCID": "4"}, "process 4 of 4"),
+    ],
+)
+def test_a_scheduler_that_tells_half_is_refused(
+    variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise each of its processes would be a run of its own."""
     for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with pytest.raises(BadInput, match="--coordinator"):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadInput, match=words):
         find_job(None, None, None)
 
 

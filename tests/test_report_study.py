@@ -15,6 +15,7 @@ from jaxdp.study.cells import Curve, cells_of, curves_of, with_axes
 from jaxdp.study.load import Measurement, load
 from jaxdp.study.quantities import COMPILED, PEAK, STEP_TIME, THROUGHPUT
 from jaxdp.study.spread import Spread, apart, spread
+from jaxdp.study.terminal import print_study
 from jaxdp.study.write import study, write
 from tests.report_cases import DIP, SPLIT, dip_rows, finding, record, result, row, write_run, write_sweep
 
@@ -285,3 +286,12 @@ def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="--out"):
         write(found, tmp_path / "file")
+
+
+def test_long_conditions_push_no_number_off_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Folded they may be, never at the cost of the figures beside them."""
+    delays = ",".join(f"persistent(factor=1.{worker},worker={worker})" for worker in range(8))
+    rows = [row("ddp", n, 1234.0 * n, axes={"straggler": delays}) for n in (1, 2)]
+    print_study(study([write_sweep(tmp_path / "sweep", rows)]))
+    printed = capsys.readouterr().out
+    assert "1,234" in printed and "2,468" in printed and "efficiency" in printed and "…" not in printed

@@ -28,6 +28,7 @@ NO_JAX = [
     "cli.main",
     "jaxdp.config",
     "jaxdp.delays",
+    "jaxdp.learn.attention_form",
     "jaxdp.learn.shapes",
     "jaxdp.learn.corpora",
     "jaxdp.mesh.rules",

@@ -76,6 +76,8 @@ def _scheduled(timeout_s: float) -> Job:
         )
     if processes == 1:
         return Job()
+    if not 0 <= process_id < processes:
+        raise BadInput(f"the scheduler's job: process {process_id} of {processes}; its variables contradict each other")
     # JAX would give every process a single device, though it be its host's only process or see no other.
     alone = len(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")) == 1
     own = tuple(local) if one_device and local and not alone else None
@@ -83,5 +85,8 @@ def _scheduled(timeout_s: float) -> Job:
 
 
 def _number(name: str) -> int:
+    """A scheduler's count, 0 where it isn't set; a run of one must not come of a variable that can't be read."""
     text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else 0
+    if text and not text.isdecimal():
+        raise BadInput(f"{name}={text!r}: the scheduler's variable is no number; unset it, or give --coordinator")
+    return int(text or 0)

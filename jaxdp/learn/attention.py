@@ -6,26 +6,27 @@ R = H/G query heads of a group, K head width, q a block of queries.
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+from jaxdp.learn.attention_form import form, query_blocks
 
-BLOCK = 64  # queries that the blocked form takes at once ...
-MOST_BLOCKS = 16  # ... and more of them in a sequence that would otherwise have more blocks than this
+Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 # What the backward pass needs of the forward pass; a remat policy may save it by this name.
 SAVED_NAME = "attention"
 
 
 def choose(platform: str, dtype: jax.typing.DTypeLike, head_dim: int) -> Attention:
-    """The blocked form on a CPU, cuDNN's kernel on a GPU where it can run, else XLA's own form."""
-    if platform == "cpu":
-        return blocked_attention
-    fits_cudnn = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128
-    return cudnn_attention if platform == "gpu" and fits_cudnn else xla_attention
+    """The attention of `attention_form.form`."""
+    chosen = form(platform, jnp.dtype(dtype).itemsize, head_dim)
+    if chosen.kind == "blocked":
+        return partial(blocked_attention, block=chosen.block)
+    return cudnn_attention if chosen.kind == "cudnn" else xla_attention
 
 
 def rotary(x_BxTxHxK: jax.Array, base: float = 10_000.0) -> jax.Array:
@@ -50,43 +51,44 @@ def cudnn_attention(q_BxTxHxK: jax.Array, k_BxTxGxK: jax.Array, v_BxTxGxK: jax.A
     return jax.nn.dot_product_attention(q_BxTxHxK, k_BxTxGxK, v_BxTxGxK, is_causal=True, implementation="cudnn")
 
 
-def blocked_attention(q_BxTxHxK: jax.Array, k_BxTxGxK: jax.Array, v_BxTxGxK: jax.Array) -> jax.Array:
-    """Softmax attention for CPUs: a sequence at a time and in it a block of queries against the keys up to its end.
+def blocked_attention(q_BxTxHxK: jax.Array, k_BxTxGxK: jax.Array, v_BxTxGxK: jax.Array, *, block: int) -> jax.Array:
+    """Softmax attention: a sequence at a time and in it a block of queries against the keys up to its end.
 
-    What lies above the diagonal's blocks is never computed, what a sequence needs stays in the cache, and the
-    backward pass makes the chances again from the logarithm of their sum (as flash attention does, arXiv
-    2205.14135).
+    What lies above the diagonal's blocks is never computed, what a sequence needs stays near (in a CPU's cache, a
+    TPU's vector memory), and the backward pass makes the chances again from the logarithm of their sum (as flash
+    attention does, arXiv 2205.14135).
     """
     batch, length, heads, width = q_BxTxHxK.shape
     groups = k_BxTxGxK.shape[2]
     scaled = (q_BxTxHxK / math.sqrt(width)).astype(q_BxTxHxK.dtype)
     grouped = scaled.reshape(batch, length, groups, heads // groups, width)
-    return _causal(grouped, k_BxTxGxK, v_BxTxGxK).reshape(q_BxTxHxK.shape)
+    attended: Any = _causal(grouped, k_BxTxGxK, v_BxTxGxK, block)
+    return attended.reshape(q_BxTxHxK.shape)
 
 
-@jax.custom_vjp
-def _causal(q_BxTxGxRxK: jax.Array, k_BxTxGxK: jax.Array, v_BxTxGxK: jax.Array) -> jax.Array:
-    return _causal_forward(q_BxTxGxRxK, k_BxTxGxK, v_BxTxGxK)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _causal(q_BxTxGxRxK: jax.Array, k_BxTxGxK: jax.Array, v_BxTxGxK: jax.Array, block: int) -> jax.Array:
+    return _causal_forward(q_BxTxGxRxK, k_BxTxGxK, v_BxTxGxK, block)[0]
 
 
-def _causal_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    out, logsum = jax.lax.map(_sequence_forward, (q, k, v))
+def _causal_forward(q: jax.Array, k: jax.Array, v: jax.Array, block: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    out, logsum = jax.lax.map(partial(_sequence_forward, block), (q, k, v))
     out, logsum = checkpoint_name(out, SAVED_NAME), checkpoint_name(logsum, SAVED_NAME)
     return out, (q, k, v, out, logsum)
 
 
-def _causal_backward(saved: tuple[jax.Array, ...], d_out: jax.Array) -> tuple[jax.Array, ...]:
-    return jax.lax.map(_sequence_backward, (*saved, d_out))
+def _causal_backward(block: int, saved: tuple[jax.Array, ...], d_out: jax.Array) -> tuple[jax.Array, ...]:
+    return jax.lax.map(partial(_sequence_backward, block), (*saved, d_out))
 
 
 _causal.defvjp(_causal_forward, _causal_backward)
 
 
-def _sequence_forward(qkv: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _sequence_forward(block: int, qkv: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """One sequence: (attention [T, G, R, K], logarithm of the softmax's sum [G, R, T, 1])."""
     q_GxRxTxK, (k_GxTxK, v_GxTxK) = qkv[0].transpose(1, 2, 0, 3), (x.swapaxes(0, 1) for x in qkv[1:])
     outs, logsums = [], []
-    for start, end in _blocks(q_GxRxTxK.shape[2]):
+    for start, end in query_blocks(q_GxRxTxK.shape[2], block):
         scores_GxRxqxS = _scores(q_GxRxTxK, k_GxTxK, start, end)
         largest = jnp.max(scores_GxRxqxS, axis=-1, keepdims=True)
         weights = jnp.exp(scores_GxRxqxS - largest)
@@ -97,7 +99,7 @@ def _sequence_forward(qkv: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.
     return jnp.concatenate(outs, axis=2).transpose(2, 0, 1, 3), jnp.concatenate(logsums, axis=2)
 
 
-def _sequence_backward(saved: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _sequence_backward(block: int, saved: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One sequence: the gradients of q, k and v, shaped like them."""
     q, out, d_out = (saved[i].transpose(1, 2, 0, 3) for i in (0, 3, 5))
     k, v = (saved[i].swapaxes(0, 1) for i in (1, 2))
@@ -105,7 +107,7 @@ def _sequence_backward(saved: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Arr
     # Softmax's Jacobian needs sum_s chance_s * d_chance_s, which equals out . d_out.
     inner = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1, keepdims=True)
     d_queries, d_k, d_v = [], None, None
-    for start, end in reversed(_blocks(q.shape[2])):
+    for start, end in reversed(query_blocks(q.shape[2], block)):
         q_block, d_block = q[:, :, start:end], d_out[:, :, start:end]
         chances = jnp.exp(_scores(q, k, start, end) - logsum[:, :, start:end])
         d_chances = _einsum("grqk,gsk->grqs", d_block, v[:, :end])
@@ -117,11 +119,6 @@ def _sequence_backward(saved: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Arr
     assert d_k is not None and d_v is not None
     d_q = jnp.concatenate(d_queries[::-1], axis=2).astype(q.dtype)
     return d_q.transpose(2, 0, 1, 3), d_k.transpose(2, 0, 1).astype(k.dtype), d_v.transpose(2, 0, 1).astype(v.dtype)
-
-
-def _blocks(length: int) -> list[tuple[int, int]]:
-    size = max(BLOCK, -(-length // MOST_BLOCKS))
-    return [(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def _scores(q_GxRxTxK: jax.Array, k_GxTxK: jax.Array, start: int, end: int) -> jax.Array:

@@ -11,7 +11,7 @@ from jaxdp.mesh.hlo import Collective
 SCALARS_BYTES = 64  # a collective up to this size sums scalars: loss, tokens, norm
 TOLERANCE = 0.01  # of the planned elements
 
-Problem = Literal["missing", "unplanned", "bytes", "count", "width", "unknown"]
+Problem = Literal["missing", "unplanned", "bytes", "count", "width", "unknown", "rewritten"]
 Key = tuple[str, frozenset[frozenset[int]] | int]  # kind, and the groups or, if unreadable, their size
 Either = TypeVar("Either", Planned, Collective)
 
@@ -22,7 +22,8 @@ class Discrepancy:
 
     `missing`: planned but not there. `unplanned`: there but not planned. `bytes`: another volume than planned.
     `count`: more, smaller collectives than planned. `width`: the planned elements, each wider or narrower.
-    `unknown`: runs in a loop of unknown length. Bytes are those of whole arrays in a step.
+    `unknown`: runs in a loop of unknown length. `rewritten`: the program asks for a scatter, and the compiler sums
+    whole arrays for it. Bytes are those of whole arrays in a step.
     """
 
     problem: Problem
@@ -42,7 +43,7 @@ def compare(planned: Sequence[Planned], found: Sequence[Collective], tolerance: 
     backend which widens bfloat16 (the CPU) shows as `width` alone.
     """
     wanted, there = _by_key(planned), _by_key(one for one in found if _matters(one))
-    problems: list[Discrepancy] = []
+    problems = _rewritten(wanted, there, tolerance)
     for key, collectives in there.items():
         if any(one.count is None for one in collectives):
             problems.append(_unknown(key[0], collectives))
@@ -70,12 +71,39 @@ def _by_key(collectives: Iterable[Either]) -> dict[Key, list[Either]]:
     return dict(grouped)
 
 
+def _rewritten(
+    wanted: dict[Key, list[Planned]], there: dict[Key, list[Collective]], tolerance: float
+) -> list[Discrepancy]:
+    """Takes out the groups whose scatters the compiler made whole sums of, if these explain all that they sum."""
+    problems = []
+    for groups in [groups for (kind, groups), sums in there.items() if any(one.scattered for one in sums)]:
+        scatters, sums = ("reduce-scatter", groups), ("all-reduce", groups)
+        missing = _moved(wanted.get(scatters, [])) - _moved(there.get(scatters, []))
+        surplus = _moved(there[sums]) - _moved(wanted.get(sums, []))
+        if abs(surplus - missing) > tolerance * missing:
+            continue
+        where = _places(one for one in there[sums] if one.scattered)
+        size = _volume(there[sums]) - _volume(wanted.get(sums, []))
+        leaves = _leaves(wanted[scatters])
+        message = f"the compiler sums whole arrays where reduce-scatter was planned: {size:,} bytes a step"
+        problems.append(Discrepancy("rewritten", "all-reduce", leaves, where, 0, size, message))
+        for key in (scatters, sums):
+            wanted.pop(key, None)
+            there.pop(key, None)
+    return problems
+
+
 def _elements(one: Planned | Collective) -> float:
     return one.bytes / one.dtype_bytes
 
 
 def _least(one: Planned) -> int:
     return one.count if one.least is None else one.least
+
+
+def _moved(collectives: Iterable[Planned | Collective]) -> float:
+    """Elements in a step."""
+    return sum((one.count or 0) * _elements(one) for one in collectives)
 
 
 def _volume(collectives: Iterable[Planned | Collective]) -> int:
@@ -136,9 +164,9 @@ def _differences(
     kind: str, plans: Sequence[Planned], collectives: Sequence[Collective], tolerance: float
 ) -> list[Discrepancy]:
     planned_bytes, found_bytes = _volume(plans), _volume(collectives)
-    most = sum(one.count * _elements(one) for one in plans)
+    most = _moved(plans)
     least = sum(_least(one) * _elements(one) for one in plans)
-    moved = sum((one.count or 0) * _elements(one) for one in collectives)
+    moved = _moved(collectives)
     slack = max(tolerance * most, SCALARS_BYTES)
     axes = ", ".join(plans[0].axes)
     amounts = f"{found_bytes:,} bytes a step, planned {planned_bytes:,}"

@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from jaxdp.mesh.hlo_text import Array, Instruction, arrays, components, dtype_bits, parse
+from jaxdp.mesh.hlo_text import Array, Instruction, Program, arrays, components, dtype_bits, parse
 from jaxdp.mesh.hlo_walk import Site, walk
 from jaxdp.mesh.replica_groups import Groups, device_groups
 
@@ -17,6 +17,10 @@ KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
+# XLA for TPU writes most reduce-scatters as a fusion of this name: an all-reduce of which each device keeps its slice,
+# which runs as one ring of scatters.
+_FUSED_SCATTER = "all-reduce-scatter"
+_SCATTER = "reduce_scatter"  # how JAX names its operation
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Collective:
     input, what an all-reduce sums. `groups` are device ids in the mesh's order, None if their spelling is
     unknown; of a permutation they are (source, target) pairs. `count` is how often it runs in one run of the
     program, None inside a loop of unknown length. `assumption` says what was assumed about a branch around it.
+    `scattered` marks an all-reduce that the compiler made of a reduce-scatter, as XLA for TPU does on some slices.
     """
 
     kind: str
@@ -39,6 +44,7 @@ class Collective:
     name: str
     op_name: str
     assumption: str = ""
+    scattered: bool = False
 
     @property
     def dtype_bytes(self) -> int:
@@ -67,10 +73,12 @@ def collectives(text: str) -> list[Collective]:
         instruction, kind = site.instruction, _kind(site.instruction) or ""
         groups = device_groups(instruction, kind, program.replicas, program.partitions)
         size = max(map(len, groups)) if groups else program.devices
-        results = _results(instruction, kind)
+        fused = kind == "all-reduce" and site.computation.name.startswith(_FUSED_SCATTER)
+        results = _summed(site) if fused else _results(instruction, kind)
         whole = size if kind == "reduce-scatter" else 1
+        summing = _summing_name(program, instruction)
         return Collective(
-            kind=kind,
+            kind="reduce-scatter" if fused else kind,
             dtypes=tuple(dict.fromkeys(array.dtype for array in results)),
             bytes=whole * sum(array.bytes for array in results),
             group_size=size,
@@ -78,8 +86,9 @@ def collectives(text: str) -> list[Collective]:
             count=site.count,
             operands=len(results),
             name=instruction.name,
-            op_name=_op_name(site),
+            op_name=_op_name(site) or summing,
             assumption=site.assumption,
+            scattered=kind == "all-reduce" and not fused and summing.rpartition("/")[2] == _SCATTER,
         )
 
     def weight(sites: list[Site]) -> float:
@@ -94,6 +103,19 @@ def _op_name(site: Site) -> str:
     sources = (site.computation.by_name.get(name) for name in site.instruction.operands)
     names = [site.instruction.op_name, *(source.op_name for source in sources if source)]
     return next(filter(None, names), "")
+
+
+def _summing_name(program: Program, instruction: Instruction) -> str:
+    """What the computation that adds two elements comes from: it keeps the name of the operation JAX asked for."""
+    called = (program.computations.get(name) for name in instruction.callees("to_apply"))
+    return next((one.op_name for each in called if each for one in each.instructions if one.op_name), "")
+
+
+def _summed(site: Site) -> list[Array]:
+    """The arrays that a fused all-reduce sums, without the padding to whole tiles."""
+    sources = [site.computation.by_name[name] for name in site.instruction.operands]
+    names = [source.operands[0] if source.opcode == "pad" else source.name for source in sources]
+    return [array for name in names for array in arrays(site.computation.by_name[name].shape)]
 
 
 def _kind(instruction: Instruction) -> str | None:

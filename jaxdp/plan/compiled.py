@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxdp.config import Config
@@ -102,7 +103,7 @@ def _merged_rounds(planned: Sequence[Planned], found: Sequence[Collective]) -> l
 def _finding(problem: Discrepancy) -> Finding:
     return Finding(
         "unplanned_collective",
-        "warning" if problem.problem == "unknown" else "error",
+        "warning" if problem.problem in ("unknown", "rewritten") else "error",
         f"{problem.message} ({problem.where})" if problem.where else problem.message,
         _REMEDY[problem.problem],
         problem.leaves[0] if problem.leaves else None,
@@ -114,6 +115,7 @@ _REMEDY = {
     "unplanned": "look for an operation that mixes devices, or a value that the rule leaves whole",
     "bytes": "look for a gather that is saved instead of repeated, or a whole reduction instead of a scatter",
     "unknown": "the length of the loop around it is not in the program",
+    "rewritten": "each such byte is sent twice as often; hsdp over fewer devices of the slice may keep its scatters",
 }
 
 
@@ -148,10 +150,7 @@ def topology_devices(name: str) -> "list[jax.Device]":
     """The devices of a TPU slice such as `v5e:2x4`, which need not exist; needs the extra `tpu-topology`."""
     if not re.fullmatch(r"v\d+[a-z]*:\d+(x\d+){1,2}", name):
         raise BadInput(f"--topology {name}: expected a TPU slice such as v5e:2x4 or v5p:2x2x2")
-    try:
-        import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise BadInput(f"--topology {name}: needs libtpu (about 480 MB): pip install 'jaxdp[tpu-topology]'") from None
+    _require_libtpu(f"--topology {name}")
     from jax.experimental import topologies
 
     for variable, value in _NO_TPU_HERE.items():
@@ -161,3 +160,16 @@ def topology_devices(name: str) -> "list[jax.Device]":
     except Exception as error:  # whatever the plug-in raises, in its own types
         raise BadInput(f"--topology {name}: {' '.join(str(error).split())[:200]}") from None
     return list(described.devices)
+
+
+def _require_libtpu(where: str) -> None:
+    """Another libtpu than jax was made with may compile programs that it cannot print."""
+    remedy = "pip install 'jaxdp[tpu-topology]'"
+    try:
+        found = metadata.version("libtpu")
+    except metadata.PackageNotFoundError:
+        raise BadInput(f"{where}: needs libtpu (about 480 MB): {remedy}") from None
+    wanted = re.search(r"libtpu==([\d.]+)\.\*", " ".join(metadata.requires("jax") or ()))
+    if wanted and not f"{found}.".startswith(f"{wanted[1]}."):
+        jax_version = metadata.version("jax")
+        raise BadInput(f"{where}: libtpu {found} does not fit jax {jax_version}, which needs {wanted[1]}.*: {remedy}")

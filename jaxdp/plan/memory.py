@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxdp.config import Config
+from jaxdp.learn.attention_form import form, query_blocks
 from jaxdp.learn.shapes import PARAMETER_BYTES
 from jaxdp.plan.compute import COMPUTE_BYTES
-from jaxdp.plan.memory_fit import FITTED, Fit
+from jaxdp.plan.memory_fit import FITTED, SAVED, Fit, SideBySide
 from jaxdp.plan.sharding import Shards, mesh_config, mesh_devices, shards, workers
 
-QUERY_BLOCK = 64  # queries that blocked attention handles at once (learn.attention)
 TOKEN_BYTES, ROW_BYTES = 12, 4  # of a batch: inputs, targets and weights a token, a position a row
 COUNTER_BYTES = 8  # the step's and the optimizer's counters
 
@@ -54,15 +54,17 @@ class Memory:
 class Parts(NamedTuple):
     """What the temporaries are made of, in bytes.
 
-    `layer` is one block's activations, by kind: width, queries with keys and values, ffn (GELU), ffn (SwiGLU);
-    `scores` one sequence's attention scores for one block of queries. Gradients are those that a device holds,
-    `reduced` what the optimizer gets of them, in its own layout; `*_whole` are full parameters.
+    `layer` is one block's activations, by kind: width, queries with keys and values, ffn (GELU), ffn (SwiGLU), and
+    the attention scores where all are held at once; `scores` one sequence's for one block of queries, where they are
+    not. Gradients are those that a device holds, `reduced` what the optimizer gets of them, in its own layout;
+    `*_whole` are full parameters.
     """
 
     layers: int
     layer: tuple[float, ...]
     scores: float
     logits: float
+    tied: bool
     block_gradients: float
     outer_gradients: float
     reduced: float
@@ -89,16 +91,34 @@ def memory(
         optimizer=sum(leaf.optimizer_shard_bytes for leaf in placed.leaves),
         gradients=held,
         batch=rows * (config.model.context * TOKEN_BYTES + ROW_BYTES) + COUNTER_BYTES,
-        temporaries=round(temporaries(parts(config, placed, sequences, width), fit(config, platform))),
+        temporaries=round(temporaries(parts(config, placed, sequences, width, platform), fit(config, platform))),
     )
 
 
-def fit(config: Config, platform: str) -> Fit:
+def fit(config: Config, platform: str) -> Fit | SideBySide:
     return FITTED[platform][mesh_config(config).train.remat]
 
 
-def temporaries(of: Parts, fit: Fit) -> float:
-    """The largest of the four moments."""
+def temporaries(of: Parts, fit: Fit | SideBySide) -> float:
+    """The largest of the four moments, or all of them where the compiler lays them side by side."""
+    return _sum(of, fit) if isinstance(fit, SideBySide) else _largest(of, fit)
+
+
+def _sum(of: Parts, fit: SideBySide) -> float:
+    stacks = of.layers * (_dot(fit.saved, of.layer) + fit.stacked * of.layer[0])
+    return (
+        stacks
+        + fit.working * _dot(SAVED["none"], of.layer)
+        + (fit.logits if of.tied else fit.logits_untied) * of.logits
+        + fit.block_gradients * of.block_gradients
+        + fit.outer_gradients * of.outer_gradients
+        + fit.reduced * of.reduced
+        + fit.block_whole * of.block_whole
+        + fit.accumulated * of.accumulated
+    )
+
+
+def _largest(of: Parts, fit: Fit) -> float:
     saved = of.layers * _dot(fit.saved, of.layer)
     backward = (
         max(_dot(fit.mlp, of.layer), _dot(fit.attention, of.layer) + fit.scores * of.scores)
@@ -118,8 +138,8 @@ def temporaries(of: Parts, fit: Fit) -> float:
     return max(saved + max(backward, loss) + kept, update)
 
 
-def parts(config: Config, placed: Shards, sequences: int, value_bytes: int) -> Parts:
-    """One microbatch's arrays on one device."""
+def parts(config: Config, placed: Shards, sequences: int, value_bytes: int, platform: str) -> Parts:
+    """One microbatch's arrays on one device of a platform."""
     model = config.model
     tokens = float(sequences * model.context * value_bytes)
     ffn = (0, model.ffn) if model.activation == "swiglu" else (model.ffn, 0)
@@ -128,11 +148,14 @@ def parts(config: Config, placed: Shards, sequences: int, value_bytes: int) -> P
     outer = [leaf for leaf in placed.leaves if not leaf.path.startswith("blocks")]
     head = max(outer, key=lambda leaf: leaf.parameter.bytes)  # of embedding and head the one in use at a time
     held = sum(leaf.shard_bytes for leaf in placed.leaves)
+    attention = form(platform, value_bytes, model.head_dim)
+    whole = model.heads * model.context if attention.kind == "whole" else 0
     return Parts(
         layers=model.layers,
-        layer=tuple(tokens * size for size in (model.width, projected, *ffn)),
-        scores=model.heads * _largest_scores(model.context) * value_bytes,
+        layer=tuple(tokens * size for size in (model.width, projected, *ffn, whole)),
+        scores=model.heads * _largest_scores(model.context, attention.block) * value_bytes if attention.block else 0,
         logits=sequences * model.context * model.vocab * PARAMETER_BYTES,
+        tied=model.tied,
         block_gradients=sum(leaf.shard_bytes for leaf in blocks),
         outer_gradients=sum(leaf.shard_bytes for leaf in outer),
         reduced=sum(leaf.gradient_shard_bytes for leaf in placed.leaves),
@@ -144,10 +167,9 @@ def parts(config: Config, placed: Shards, sequences: int, value_bytes: int) -> P
     )
 
 
-def _largest_scores(context: int) -> int:
-    """The scores of the block of queries with the most: each block sees the keys up to its own end."""
-    starts = range(0, context, QUERY_BLOCK)
-    return max(min(QUERY_BLOCK, context - start) * min(start + QUERY_BLOCK, context) for start in starts)
+def _largest_scores(context: int, block: int) -> int:
+    """The scores of the block of queries with the most."""
+    return max((end - start) * end for start, end in query_blocks(context, block))
 
 
 def local_sequences(config: Config, devices: int) -> int:

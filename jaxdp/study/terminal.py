@@ -37,7 +37,9 @@ def print_study(found: Study) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     columns = [column for column in COLUMNS if any(column[1](cell).strip(UNKNOWN) for cell in found.cells)]
     for name, _ in columns:
-        table.add_column(name, justify="left" if name in ("strategy", "conditions") else "right", no_wrap=True)
+        # Long conditions are folded, so that they don't push the numbers off the screen.
+        justify = "left" if name in ("strategy", "conditions") else "right"
+        table.add_column(name, justify=justify, no_wrap=name != "conditions", overflow="fold")
     table.add_column("efficiency", justify="right", no_wrap=True)
     for cell in found.cells:
         table.add_row(*(Text(show(cell)) for _, show in columns), efficiency.get(id(cell), UNKNOWN))
