@@ -238,6 +238,12 @@ def test_whole_sums_that_the_compiler_makes_of_scatters_are_told_apart_from_faul
         assert {"rewritten"} != {one.problem for one in compare(steps, [*rest, *wrong])}
 
 
+def test_a_planned_sum_may_have_been_a_scatter() -> None:
+    """DDP plans no scatters, so none can be missing."""
+    steps = planned("ddp")
+    assert compare(steps, [dataclasses.replace(as_found(one), scattered=True) for one in steps]) == []
+
+
 @given(st.sampled_from(sorted(STRATEGIES)), st.data())
 def test_any_collective_left_out_or_doubled_is_noticed(name: str, data: st.DataObject) -> None:
     """Whatever is more than 1 % of its kind's volume."""

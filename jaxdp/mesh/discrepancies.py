@@ -80,7 +80,7 @@ def _rewritten(
         scatters, sums = ("reduce-scatter", groups), ("all-reduce", groups)
         missing = _moved(wanted.get(scatters, [])) - _moved(there.get(scatters, []))
         surplus = _moved(there[sums]) - _moved(wanted.get(sums, []))
-        if abs(surplus - missing) > tolerance * missing:
+        if missing <= 0 or abs(surplus - missing) > tolerance * missing:
             continue
         where = _places(one for one in there[sums] if one.scattered)
         size = _volume(there[sums]) - _volume(wanted.get(sums, []))
