@@ -226,16 +226,26 @@ def test_whole_sums_that_the_compiler_makes_of_scatters_are_told_apart_from_faul
     scatters = [one for one in found if one.kind == "reduce-scatter"]
     rest = [one for one in found if one.kind != "reduce-scatter"]
     sums = [dataclasses.replace(one, kind="all-reduce", scattered=True) for one in scatters]
-    # Combined with others a sum may lose its origin, so one that has kept it is enough.
-    forgetful = [sums[0], *(dataclasses.replace(one, scattered=False) for one in sums[1:])]
-    for made in (sums, forgetful, [sums[0], *scatters[1:]]):
+    # Combined with others a sum may lose its origin, if most of what is summed has kept it.
+    by_size = sorted(sums, key=lambda one: (one.count or 0) * one.bytes)
+    small, largest = by_size[0], by_size[-1]
+    others = [one for one in sums if one is not largest]
+    forgetful = dataclasses.replace(small, scattered=False, operands=2)
+    partly = [*(one for one in scatters if one.bytes != largest.bytes), *(o for o in sums if o.bytes == largest.bytes)]
+    for made in (sums, [forgetful, *by_size[1:]], partly):
         (problem,) = compare(steps, [*rest, *made])
         assert problem.problem == "rewritten" and problem.leaves
         assert problem.found_bytes == sum((one.count or 0) * one.bytes for one in made if one.kind == "all-reduce")
-    largest = max(sums, key=lambda one: (one.count or 0) * one.bytes)
-    others = [one for one in sums if one is not largest]
-    for wrong in ([*sums, largest], others):
-        assert {"rewritten"} != {one.problem for one in compare(steps, [*rest, *wrong])}
+    wrong = {
+        "one more": [*sums, largest],
+        "one less": others,
+        "a sum of the program's own": [*others, dataclasses.replace(largest, scattered=False)],
+        "most of unknown origin": [small, *(dataclasses.replace(o, scattered=False, operands=2) for o in by_size[1:])],
+        "in a loop of unknown length": [*others, dataclasses.replace(largest, count=None)],
+        "in another width": [dataclasses.replace(one, dtypes=("bf16",), bytes=one.bytes // 2) for one in sums],
+    }
+    for fault, made in wrong.items():
+        assert {"rewritten"} != {one.problem for one in compare(steps, [*rest, *made])}, fault
 
 
 def test_a_planned_sum_may_have_been_a_scatter() -> None:

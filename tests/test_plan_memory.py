@@ -67,3 +67,13 @@ def test_a_server_worker_holds_no_optimizer_state():
     config = build({"strategy": {"name": "ps"}, "train": {"global_batch": 16}})
     assert memory(config, 4).optimizer == 0
     assert memory(config, 4).parameters == memory(build({"strategy": {"name": "ddp"}}), 4).parameters
+
+
+def test_long_contexts_do_not_hide_their_scores_on_a_tpu():
+    """Blocks of queries grow with the context beyond 4096 tokens: their float32 scores must fit, too."""
+    model = {"layers": 2, "width": 4096, "heads": 32, "ffn": 16384, "context": 32768, "vocab": 8192}
+    long = build({"model": model, "train": {"global_batch": 4, "remat": "block"}, "strategy": {"name": "fsdp"}})
+    short = build({"model": model | {"context": 1024}, "train": {"global_batch": 128}, "strategy": {"name": "fsdp"}})
+    scores = 32 * 2048 * 32768 * 4
+    more = memory(long, 4, platform="tpu").temporaries - memory(short, 4, platform="tpu").temporaries
+    assert more > scores

@@ -130,6 +130,11 @@ def test_the_schedulers_job_is_taken(
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "--coordinator"),
         ({"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE='x'"),
         ({**SLURM, "SLURM_PROCID": "4"}, "process 4 of 4"),
+        ({**SLURM, "SLURM_PROCID": "abc"}, "can't read them"),
+        ({**SLURM, "SLURM_LOCALID": "q"}, "can't read them"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "x"}, "can't read them"),
+        ({**OPEN_MPI, "OMPI_MCA_orte_hnp_uri": "junk"}, "can't read them"),
+        ({**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, "process 0 of 1"),
     ],
 )
 def test_a_scheduler_that_tells_half_is_refused(

@@ -67,17 +67,17 @@ def _scheduled(timeout_s: float) -> Job:
         address, processes, process_id, local = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, int(timeout_s)
         )
-    except RuntimeError as error:
-        raise BadInput(f"the scheduler's job: {' '.join(str(error).split())}") from None
+    except (RuntimeError, ValueError, KeyError, IndexError) as error:
+        raise BadInput(f"the scheduler's variables: JAX can't read them ({' '.join(str(error).split())})") from None
     if address is None or processes is None or process_id is None:
         raise BadInput(
             "the scheduler's variables are there, but JAX makes no job of them (on Kubernetes it needs jax[k8s]); "
             "give --coordinator, --processes and --process-id"
         )
-    if processes == 1:
+    if processes == 1 and max(steps, ranks) <= 1:
         return Job()
-    if not 0 <= process_id < processes:
-        raise BadInput(f"the scheduler's job: process {process_id} of {processes}; its variables contradict each other")
+    if processes < max(steps, ranks) or not 0 <= process_id < processes:
+        raise BadInput(f"the scheduler's variables contradict each other: process {process_id} of {processes}")
     # JAX would give every process a single device, though it be its host's only process or see no other.
     alone = len(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")) == 1
     own = tuple(local) if one_device and local and not alone else None

@@ -78,12 +78,10 @@ def _rewritten(
     problems = []
     for groups in [groups for (kind, groups), sums in there.items() if any(one.scattered for one in sums)]:
         scatters, sums = ("reduce-scatter", groups), ("all-reduce", groups)
-        missing = _moved(wanted.get(scatters, [])) - _moved(there.get(scatters, []))
-        surplus = _moved(there[sums]) - _moved(wanted.get(sums, []))
-        if missing <= 0 or abs(surplus - missing) > tolerance * missing:
+        size = _explained(wanted, there, scatters, sums, tolerance)
+        if not size:
             continue
         where = _places(one for one in there[sums] if one.scattered)
-        size = _volume(there[sums]) - _volume(wanted.get(sums, []))
         leaves = _leaves(wanted[scatters])
         message = f"the compiler sums whole arrays where reduce-scatter was planned: {size:,} bytes a step"
         problems.append(Discrepancy("rewritten", "all-reduce", leaves, where, 0, size, message))
@@ -91,6 +89,26 @@ def _rewritten(
             wanted.pop(key, None)
             there.pop(key, None)
     return problems
+
+
+def _explained(
+    wanted: dict[Key, list[Planned]], there: dict[Key, list[Collective]], scatters: Key, sums: Key, tolerance: float
+) -> int:
+    """The bytes summed in place of scatters, 0 if a sum may be the program's own.
+
+    A sum that was combined with others may have lost its origin, but most of the bytes must have kept theirs.
+    """
+    found, planned = there[sums], wanted.get(sums, [])
+    if any(one.count is None for one in (*found, *there.get(scatters, []))):
+        return 0
+    missing = _volume(wanted.get(scatters, [])) - _volume(there.get(scatters, []))
+    surplus = _volume(found) - _volume(planned)
+    kept = _volume(one for one in found if one.scattered)
+    own = _volume(one for one in found if not one.scattered and one.operands == 1)
+    slack = tolerance * missing
+    if missing <= 0 or abs(surplus - missing) > slack or own > _volume(planned) + slack or 2 * kept < missing:
+        return 0
+    return surplus
 
 
 def _elements(one: Planned | Collective) -> float:

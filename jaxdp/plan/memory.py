@@ -20,6 +20,9 @@ from jaxdp.plan.sharding import Shards, mesh_config, mesh_devices, shards, worke
 
 TOKEN_BYTES, ROW_BYTES = 12, 4  # of a batch: inputs, targets and weights a token, a position a row
 COUNTER_BYTES = 8  # the step's and the optimizer's counters
+# A TPU keeps a block's scores in its vector memory, unless long contexts (none was fitted) make them too large.
+VECTOR_MEMORY_BYTES = 128 * 2**20
+SCORE_COPIES = 4  # in bfloat16: two of float32, the chances and their gradients
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ def _sum(of: Parts, fit: SideBySide) -> float:
         + fit.reduced * of.reduced
         + fit.block_whole * of.block_whole
         + fit.accumulated * of.accumulated
+        + max(0.0, SCORE_COPIES * of.scores - VECTOR_MEMORY_BYTES)
     )
 
 
