@@ -19,8 +19,8 @@ class Form(NamedTuple):
 def form(platform: str, value_bytes: int, head_dim: int) -> Form:
     """The form for "cpu", "gpu" or "tpu" and a compute dtype of `value_bytes`.
 
-    A TPU's compiler estimates 106 M cycles for a step with blocks of 256 queries, 137 M with whole scores and 140 M
-    with blocks of 64 (4 layers of width 1024, 8 sequences of 2048 tokens, v5p); `benchmarks/tpu_attention.py`.
+    A TPU's compiler estimates for a step with blocks of 256 queries as many cycles as with whole scores at 1024 tokens
+    and a fifth fewer at 2048, with 29 and 47 % less memory; smaller blocks take more (`benchmarks/tpu_attention.py`).
     """
     if platform == "cpu":
         return Form("blocked", 64)
