@@ -121,14 +121,15 @@ def test_a_stopped_worker_is_given_up_by_the_deadline_and_its_late_push_is_dropp
         stopped.suspend()
         records += serve_until(run, lambda _: run.loop.metrics.lost_workers == 1)
         assert {record.worker for record in run.loop.serve(run.next_step + 5)} == {1}
-        records = []
+        # A busy machine may have made pushes late before: they are not this one's.
+        records, dropped = [], run.loop.metrics.dropped
         stopped.resume()
         records += serve_until(run, lambda later: 0 in {record.worker for record in later if record.applied})
         own = [record for record in records if record.worker == 0]
         again = next(record for record in own if record.applied)
         assert not own[0].applied
         # On a busy machine it may be late more than once: each such push is dropped, and counted.
-        assert run.loop.metrics.dropped == sum(not record.applied for record in records)
+        assert run.loop.metrics.dropped - dropped == sum(not record.applied for record in records)
         assert again.sequence == own[0].sequence  # computed again, on newer parameters
         assert again.version > own[0].version
 
