@@ -2,9 +2,9 @@
 
 What lives from step to step follows from the rules exactly. What lives only inside a step is the largest of four
 moments. On top of what the forward pass saved: the loss (logits), a block's MLP going backward, its attention
-going backward (working set and all gradients). And by itself: the last reduction. The coefficients are fitted to
-the compiler's own bytes, one set a remat policy; `benchmarks/memory_model.py` fits them and reports the error on
-other configurations.
+going backward (working set and all gradients). And by itself: the last reduction. On a TPU, whose compiler lets the
+moments share nothing, it is their sum. The coefficients are fitted to the compiler's own bytes, one set a remat policy
+(a GPU's are by definition); `benchmarks/memory_model.py` fits them and reports the error on other configurations.
 """
 
 from collections.abc import Collection

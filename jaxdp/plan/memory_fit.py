@@ -1,4 +1,4 @@
-"""The coefficients of `plan.memory`, as fitted by `benchmarks/memory_model.py --fit` (CPU)."""
+"""The coefficients of `plan.memory`, as fitted by `benchmarks/memory_model.py --fit` (CPUs and TPUs)."""
 
 from typing import NamedTuple
 
@@ -115,7 +115,7 @@ _CPU = {
 # logits to 21 of other models beside them (compiled-bytes-tpu-others.jsonl).
 _TPU: dict[str, SideBySide] = {
     "none": SideBySide(
-        saved=(13, 1, 6, 6, 3),
+        saved=SAVED["none"],
         stacked=0.237,
         working=1.989,
         logits=1.938,
@@ -127,7 +127,7 @@ _TPU: dict[str, SideBySide] = {
         accumulated=1.96,
     ),
     "dots": SideBySide(
-        saved=(3, 1, 1, 2, 0),
+        saved=SAVED["dots"],
         stacked=2.004,
         working=1.216,
         logits=1.312,
@@ -139,7 +139,7 @@ _TPU: dict[str, SideBySide] = {
         accumulated=1.504,
     ),
     "block": SideBySide(
-        saved=(1, 0, 0, 0, 0),
+        saved=SAVED["block"],
         stacked=1.422,
         working=0.462,
         logits=0.975,
