@@ -20,13 +20,13 @@ from typing import Any
 import jax
 
 from jaxdp.config import Config, load
-from jaxdp.learn.data import open_data
-from jaxdp.mesh.devices import claim, use_gpu_flags
-from jaxdp.mesh.rules import STRATEGIES
-from jaxdp.plan.memory import memory
+from jaxdp.data.pipeline import open_data
+from jaxdp.predict.memory import memory
 from jaxdp.records import step_time
 from jaxdp.run import facts
 from jaxdp.run.mesh_run import MeshRun
+from jaxdp.strategies.devices import claim, use_gpu_flags
+from jaxdp.strategies.rules import STRATEGIES
 
 RESULTS = Path(__file__).parent / "results"
 CASES = [("dots", 8), ("none", 4), ("block", 16), ("dots", 4), ("block", 8), ("none", 2), ("dots", 16), ("block", 32)]

@@ -24,10 +24,10 @@ from scipy.optimize import least_squares
 
 from jaxdp.config import ModelConfig
 from jaxdp.errors import BadInput, JaxdpError
-from jaxdp.learn import shapes
-from jaxdp.plan.compute import Rates, block_seconds, block_work, head_work, update_bytes
-from jaxdp.plan.hardware import preset
-from jaxdp.plan.network import Link, two_level_all_reduce
+from jaxdp.models import shapes
+from jaxdp.predict.compute import Rates, block_seconds, block_work, head_work, update_bytes
+from jaxdp.predict.hardware import preset
+from jaxdp.predict.network import Link, two_level_all_reduce
 
 SHIPPED = Path(__file__).parent / "data" / "a100-single-node-data-parallel.csv"
 COLUMNS = 11

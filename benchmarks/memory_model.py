@@ -4,7 +4,7 @@
     python benchmarks/memory_model.py --seed anew          # another 32
     python benchmarks/memory_model.py --topology v5p:2x2x2 # 10 on a TPU slice that isn't there (needs libtpu)
     python benchmarks/memory_model.py --record 20          # compile 20 more and add them to the fitting data
-    python benchmarks/memory_model.py --fit                # fit the coefficients of jaxdp/plan/memory_fit.py
+    python benchmarks/memory_model.py --fit                # fit the coefficients of jaxdp/predict/memory_fit.py
     (both with --topology for a TPU's)
 
 Compiling takes seconds to minutes each. State is what the compiled step is called with, the total adds its
@@ -27,9 +27,9 @@ import numpy as np
 from scipy.optimize import least_squares, nnls
 
 from jaxdp.config import Config, build
-from jaxdp.plan.memory import Parts, local_sequences, memory, parts, temporaries
-from jaxdp.plan.memory_fit import _BY_DEFINITION, SAVED, Fit, SideBySide
-from jaxdp.plan.sharding import shards
+from jaxdp.predict.memory import Parts, local_sequences, memory, parts, temporaries
+from jaxdp.predict.memory_fit import _BY_DEFINITION, SAVED, AdditiveFit, Fit
+from jaxdp.predict.sharding import shards
 
 DATA = Path(__file__).parent / "data"
 DEVICES = 8
@@ -108,7 +108,7 @@ def draw_tpu(chance: random.Random) -> tuple[dict[str, Any], int]:
 
 
 def measure(values: dict[str, Any], available: Sequence[Any], devices: int) -> Row:
-    from jaxdp.mesh.compile import compile_step, compiled_bytes
+    from jaxdp.strategies.compile import compile_step, compiled_bytes
 
     config = build(values)
     found = compiled_bytes(compile_step(config, available[:devices]))
@@ -126,8 +126,8 @@ def recorded(topology: str | None) -> Path:
 
 
 def available_devices(topology: str | None) -> Sequence[Any]:
-    from jaxdp.mesh.devices import claim
-    from jaxdp.plan.compiled import topology_devices
+    from jaxdp.predict.compiled import topology_devices
+    from jaxdp.strategies.devices import claim
 
     return topology_devices(topology) if topology else claim(DEVICES)
 
@@ -218,24 +218,24 @@ def to_fits(values: np.ndarray) -> dict[str, Fit]:
     return {remat: Fit(*(field_of(remat, field) for field in Fit._fields)) for remat in REMATS}
 
 
-def fit(rows: Sequence[Row], platform: str) -> dict[str, Fit] | dict[str, SideBySide]:
+def fit(rows: Sequence[Row], platform: str) -> dict[str, Fit] | dict[str, AdditiveFit]:
     return fit_sums(rows) if platform == "tpu" else fit_moments(rows)
 
 
-def fit_sums(rows: Sequence[Row]) -> dict[str, SideBySide]:
+def fit_sums(rows: Sequence[Row]) -> dict[str, AdditiveFit]:
     """Non-negative coefficients of a sum, each policy's by itself: on GPTs, and then untied logits on other models."""
     others = read(DATA / "compiled-bytes-tpu-others.jsonl")
-    fields = [field for field in SideBySide._fields[1:] if field != "logits_untied"]
+    fields = [field for field in AdditiveFit._fields[1:] if field != "logits_untied"]
     found = {}
     for remat in REMATS:
-        fitted = SideBySide(SAVED[remat], *[0.0] * len(SideBySide._fields[1:]))
+        fitted = AdditiveFit(SAVED[remat], *[0.0] * len(AdditiveFit._fields[1:]))
         fitted = _add(fitted, fields, [row for row in rows if row.config.train.remat == remat])
         untied = [row for row in others if row.config.train.remat == remat and not row.config.model.tied]
         found[remat] = _add(fitted, ["logits_untied"], untied)
     return found
 
 
-def _add(fitted: SideBySide, fields: Sequence[str], rows: Sequence[Row]) -> SideBySide:
+def _add(fitted: AdditiveFit, fields: Sequence[str], rows: Sequence[Row]) -> AdditiveFit:
     """With values for the fields, 0 so far, that leave the least relative errors of the totals."""
     placed = [parts_of(row, "tpu") for row in rows]
     known = np.array([temporaries(of, fitted) for of in placed])
@@ -281,7 +281,7 @@ def print_fits(rows: Sequence[Row], platform: str) -> None:
         print(f"    # {len(errors[remat])} rows, in five folds: total off by {mean:.1%}, at most {most:.1%}")
 
 
-def _error(row: Row, fits: dict[str, Fit] | dict[str, SideBySide], platform: str) -> float:
+def _error(row: Row, fits: dict[str, Fit] | dict[str, AdditiveFit], platform: str) -> float:
     predicted = row.arguments + temporaries(parts_of(row, platform), fits[row.config.train.remat])
     return abs(predicted / row.total - 1)
 

@@ -7,8 +7,8 @@ from typing import Any
 from netlab_hosts import Host, cluster, run_on_all
 from netlab_settings import COMPUTE_BOUND, MODELS, Model, bench, jaxdp, moved_bytes, read, write
 
-from jaxdp.plan.cost import mesh_cost
-from jaxdp.plan.hardware import Hardware, read_group
+from jaxdp.predict.cost import mesh_cost
+from jaxdp.predict.hardware import Hardware, read_group
 
 LINKS = ((2, 50.0), (2, 100.0), (2, 200.0), (4, 50.0), (4, 100.0))
 COMPUTE_BOUND_LINK = (2, 200.0)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.config import Config, load
-from jaxdp.learn.shapes import block_count, count
-from jaxdp.mesh.collectives import minimum_bytes
+from jaxdp.models.shapes import block_count, count
+from jaxdp.strategies.collectives import minimum_bytes
 from jaxdp.strict_json import to_json, write_atomically
 
 

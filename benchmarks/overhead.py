@@ -16,10 +16,10 @@ from typing import Any
 import jax
 
 from jaxdp.config import load
-from jaxdp.learn.data import Data, open_data
-from jaxdp.mesh.devices import claim
+from jaxdp.data.pipeline import Data, open_data
 from jaxdp.run.folder import RunFolder, open_run
 from jaxdp.run.mesh_run import MeshRun
+from jaxdp.strategies.devices import claim
 
 RESULT = Path(__file__).parent / "results" / "overhead.json"
 TARGET_PERCENT = 2.0

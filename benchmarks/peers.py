@@ -101,9 +101,9 @@ def torch_command(python: str, strategy: str) -> list[str]:
 def serve(strategy: str) -> None:
     """jaxdp's own run of a strategy, driven by the lines of stdin; what `jaxdp bench` times is what is timed here."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from jaxdp.learn.data import open_data
-    from jaxdp.mesh.devices import claim
+    from jaxdp.data.pipeline import open_data
     from jaxdp.run.mesh_run import MeshRun
+    from jaxdp.strategies.devices import claim
 
     config = build({"model": MODEL, "train": TRAIN, "strategy": {"name": strategy}})
     run = MeshRun(config, open_data(config), claim(DEVICES))

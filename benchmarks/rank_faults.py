@@ -29,7 +29,7 @@ from jaxdp.job.launch import free_port
 from jaxdp.run import manifest
 
 RANKS, STALL_S, SAVE_EVERY = 3, 10.0, 5
-MOST_S = 3 * STALL_S  # to end: the stall limit, then the grace of the others, on a busy machine
+MAX_S = 3 * STALL_S  # to end: the stall limit, then the grace of the others, on a busy machine
 FAULTS = (signal.SIGKILL, signal.SIGSTOP)
 RESULT = Path(__file__).parent / "results" / "rank_faults.json"
 TRAIN = ["train", "--strategy", "fsdp", "--config", "nano", "--set", "train.global_batch=12", "--resume", "auto"]
@@ -100,7 +100,7 @@ def round_of(way: str, fault: signal.Signals, folder: Path, draw: random.Random)
         victim.send_signal(fault)
         started = time.monotonic()
         watched = [process for process in processes if process.pid != victim.pid]
-        while any(process.poll() is None for process in watched) and time.monotonic() - started < MOST_S:
+        while any(process.poll() is None for process in watched) and time.monotonic() - started < MAX_S:
             time.sleep(0.02)
         end_s = time.monotonic() - started
         left = [process for process in ranks_of(folder) if process.pid != victim.pid or way == "launch"]

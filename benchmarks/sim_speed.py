@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import simpy
 
-from jaxdp.delays import parse
+from jaxdp.stragglers.delays import parse
 from sims import barrier, server
-from sims.setting import Setting
+from sims.scenario import Scenario
 from sims.strategy import Strategy
 
 LATENCY_S, LINK_S, APPLY_S, MEAN_S = 10e-6, 2e-3, 3e-3, 0.1
@@ -30,8 +30,8 @@ MESSAGE_BYTES = 10**6
 GBPS = MESSAGE_BYTES * 8 / LINK_S / 1e9
 
 
-def setting(workers: int, steps: int, shards: int) -> Setting:
-    return Setting(
+def scenario(workers: int, steps: int, shards: int) -> Scenario:
+    return Scenario(
         workers=workers,
         steps=steps,
         delays=f"exponential(mean_s={MEAN_S})",
@@ -88,7 +88,7 @@ def simulate_with_simpy(workers: int, steps: int, shards: int) -> tuple[float, f
 
 
 def simulate_here(workers: int, steps: int, shards: int) -> tuple[float, float]:
-    case = setting(workers, steps, shards)
+    case = scenario(workers, steps, shards)
     outcome = server.simulate(case, case.strategies[0], case.delays_of(0))
     mean = sum(stale * count for stale, count in outcome.staleness.items()) / sum(outcome.staleness.values())
     return outcome.virtual_time_s, mean
@@ -96,7 +96,7 @@ def simulate_here(workers: int, steps: int, shards: int) -> tuple[float, float]:
 
 def barrier_world(workers: int, steps: int) -> float:
     """Worker-steps per second of DDP under exponential delays."""
-    case = Setting(workers=workers, steps=steps, delays="exponential(mean_s=1)", strategies=(Strategy(name="ddp"),))
+    case = Scenario(workers=workers, steps=steps, delays="exponential(mean_s=1)", strategies=(Strategy(name="ddp"),))
     return workers * steps / best_of(lambda: barrier.simulate(case, case.strategies[0], case.delays_of(0)))
 
 

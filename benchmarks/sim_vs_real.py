@@ -17,7 +17,7 @@ from itertools import combinations
 from typing import Any
 
 from sims.results import simulate
-from sims.setting import Setting
+from sims.scenario import Scenario
 from sims.strategy import Strategy
 
 WORKERS, WARM_UP, STEPS = 4, 3, 30
@@ -57,13 +57,13 @@ def predicted(strategy: Strategy, spec: str) -> float:
     """The same of a simulated one: the tokens of the timed steps over the time from the warm-up's end to theirs."""
     ends_s = []
     for steps in (WARM_UP, WARM_UP + STEPS):
-        setting = Setting(workers=WORKERS, steps=steps, delays=spec, strategies=(strategy,))
-        ends_s.append(simulate(setting, strategy, 0).virtual_time_s)
-    return STEPS * setting.tokens_per_step / (ends_s[1] - ends_s[0])
+        scenario = Scenario(workers=WORKERS, steps=steps, delays=spec, strategies=(strategy,))
+        ends_s.append(simulate(scenario, strategy, 0).virtual_time_s)
+    return STEPS * scenario.tokens_per_step / (ends_s[1] - ends_s[0])
 
 
 def compare(spec: str) -> dict[str, Any]:
-    """One setting: both throughputs of every strategy, and whether their order is the same."""
+    """One scenario: both throughputs of every strategy, and whether their order is the same."""
     full = f"{PACE},{spec}"
     rows = {s.label: {"predicted": predicted(s, full), "measured": measured(s, full)} for s in STRATEGIES}
     for row in rows.values():
@@ -79,7 +79,7 @@ def compare(spec: str) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--only", type=int, metavar="I", help="one setting, by its place")
+    parser.add_argument("--only", type=int, metavar="I", help="one scenario, by its place")
     arguments = parser.parse_args()
     specs = SETTINGS if arguments.only is None else SETTINGS[arguments.only : arguments.only + 1]
     found = []
@@ -93,13 +93,13 @@ def main() -> int:
                     f"measured {row['measured']:7.0f}: {100 * row['error']:+.1f} %",
                     flush=True,
                 )
-    worst = max(abs(row["error"]) for setting in found for row in setting["strategies"].values())
+    worst = max(abs(row["error"]) for scenario in found for row in scenario["strategies"].values())
     if arguments.json:
         json.dump({"settings": found, "largest_error": worst}, sys.stdout, indent=2)
         print()
     else:
         print(f"largest error {100 * worst:.1f} %")
-    return 0 if worst <= TOLERANCE and all(setting["same_order"] for setting in found) else 1
+    return 0 if worst <= TOLERANCE and all(scenario["same_order"] for scenario in found) else 1
 
 
 if __name__ == "__main__":

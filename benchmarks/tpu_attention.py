@@ -19,8 +19,8 @@ from typing import Any
 from unittest import mock
 
 from jaxdp.config import build
-from jaxdp.mesh.hlo_text import parse
-from jaxdp.mesh.hlo_walk import walk
+from jaxdp.hlo.text import parse
+from jaxdp.hlo.walk import walk
 
 RESULTS = Path(__file__).parent / "results" / "tpu_attention.txt"
 CONTEXTS = (1024, 2048)
@@ -39,8 +39,8 @@ def estimated_cycles(text: str) -> int:
 
 def examine(form: Any, context: int, devices: Sequence[Any]) -> tuple[int, int]:
     """(estimated cycles, bytes of temporaries) of a step with this form of attention."""
-    from jaxdp.learn import attention
-    from jaxdp.mesh.compile import compile_step, compiled_bytes
+    from jaxdp.models import attention
+    from jaxdp.strategies.compile import compile_step, compiled_bytes
 
     train = {"global_batch": DEVICES * TOKENS // context, "remat": "block"}
     config = build({"model": MODEL | {"context": context}, "train": train, "strategy": {"name": "fsdp"}})
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--topology", metavar="NAME", default="v5p:2x2x2")
     given = parser.parse_args(arguments)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from jaxdp.learn.attention import blocked_attention, xla_attention
-    from jaxdp.plan.compiled import topology_devices
+    from jaxdp.models.attention import blocked_attention, xla_attention
+    from jaxdp.predict.compiled import topology_devices
 
     devices = topology_devices(given.topology)[:DEVICES]
     forms = {"whole scores": xla_attention} | {

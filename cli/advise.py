@@ -49,13 +49,13 @@ def advise(
     if print_config_:
         print_config(configs)
         return
-    from jaxdp.plan.advise import advise as plan
-    from jaxdp.plan.hardware import load_hardware
+    from jaxdp.predict.advise import advise as plan
+    from jaxdp.predict.hardware import load_hardware
 
     machine = load_hardware(hardware, hosts, nic_gbps)
     delays = None
     if spec := unevenness or configs[0].stragglers:
-        from jaxdp.delays import parse
+        from jaxdp.stragglers.delays import parse
 
         delays = parse(spec, configs[0].train.seed, "--unevenness")
     found = plan(configs[0], machine, delays)

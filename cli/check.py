@@ -69,14 +69,14 @@ def check(
             if job.first:
                 print_config(configs)
             return
-        from jaxdp.mesh.flat_layout import is_flat
-        from jaxdp.plan.preflight import check_allowed, preflight
+        from jaxdp.predict.preflight import check_allowed, preflight
         from jaxdp.report.check import document, print_check, print_sweep, save_boundaries
+        from jaxdp.strategies.flat_layout import is_flat
 
         allowed = check_allowed(allow or ())
         counts = _counts(devices)
         if topology is not None or compile_:
-            from jaxdp.plan.compiled import compiled_check
+            from jaxdp.predict.compiled import compiled_check
 
             if len(counts) > 1:
                 raise BadInput(f"--devices {devices}: --compile takes one number of devices")
@@ -133,7 +133,7 @@ def _counts(text: str | None) -> list[int]:
 def _memory_and_platform(hardware: str | None) -> tuple[int | None, str | None]:
     if hardware is None:
         return None, None
-    from jaxdp.plan.hardware import load_hardware
+    from jaxdp.predict.hardware import load_hardware
 
     machine = load_hardware(hardware)
     return machine.memory_bytes, machine.groups[0].platform

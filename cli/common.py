@@ -84,7 +84,7 @@ def plain_warnings() -> None:
 
 
 def split_strategies(text: str) -> list[str]:
-    from jaxdp.mesh.rules import STRATEGIES
+    from jaxdp.strategies.rules import STRATEGIES
 
     names = [*STRATEGIES, "ps"] if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     if not names:

@@ -7,7 +7,7 @@ import typer
 
 from cli.common import DebugOption
 from jaxdp.errors import BadInput
-from jaxdp.job.watchdog import DEFAULT_STALL_TIMEOUT_S, LEAST_STALL_TIMEOUT_S
+from jaxdp.job.watchdog import DEFAULT_STALL_TIMEOUT_S, MIN_STALL_TIMEOUT_S
 
 PARALLEL = ("bench", "train")  # the commands that can run in several processes
 OWN = ("--coordinator", "--processes", "--process-id")
@@ -43,8 +43,8 @@ def launch(
         raise BadInput(f"launch: {command[0]} does not run in several processes; known: {', '.join(PARALLEL)}")
     if given := [word for word in command if word.partition("=")[0] in OWN]:
         raise BadInput(f"launch: {given[0]} is what launch gives to each process; leave it out of the command")
-    if 0 < stall_timeout < LEAST_STALL_TIMEOUT_S:
-        raise BadInput(f"--stall-timeout {stall_timeout:g}: at least {LEAST_STALL_TIMEOUT_S:g} s, or 0")
+    if 0 < stall_timeout < MIN_STALL_TIMEOUT_S:
+        raise BadInput(f"--stall-timeout {stall_timeout:g}: at least {MIN_STALL_TIMEOUT_S:g} s, or 0")
     from jaxdp.job.launch import launch as run_launch
 
     # -P: a folder `cli` in the current folder is not this one.

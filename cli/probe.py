@@ -42,8 +42,8 @@ def probe(
             _refuse_unwritable(out)
         job.join()
         from jaxdp.job.processes import gather, host_name, on_first
-        from jaxdp.mesh.devices import claim
-        from jaxdp.plan.probe import probe as measure
+        from jaxdp.predict.probe import probe as measure
+        from jaxdp.strategies.devices import claim
 
         hosts = gather(host_name())
         profile = measure(claim(devices, hosts), hosts, gather)
@@ -57,7 +57,7 @@ def _refuse_unwritable(out: Path) -> None:
 
 
 def _give(profile: dict[str, Any], out: Path | None, json_: bool, quiet: bool) -> None:
-    from jaxdp.plan.probe import to_toml
+    from jaxdp.predict.probe import to_toml
 
     if out is not None:
         from jaxdp.strict_json import write_atomically

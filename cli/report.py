@@ -26,7 +26,7 @@ def report(
 
     Example: jaxdp report runs/sweep-scaling
     """
-    from jaxdp.study.write import study, write
+    from jaxdp.report.analysis.write import study, write
 
     found = study(runs, pool)
     files = write(found, out or runs[0] / "report")
@@ -34,7 +34,7 @@ def report(
         print_json({**found.to_json(), "files": [str(path) for path in files]})
         return
     if not quiet:
-        from jaxdp.study.terminal import print_study
+        from jaxdp.report.analysis.terminal import print_study
 
         print_study(found)
     say(f"page: {files[0]}")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jaxdp.run.folder import RunFolder
     from jaxdp.timeline import Timeline
     from sims.results import Result, Trainer
-    from sims.setting import Setting
+    from sims.scenario import Scenario
 
 
 class Queue(StrEnum):
@@ -132,11 +132,11 @@ def sim(
     if name == "replay":
         _replay(file, json_)
         return
-    from sims import setting
+    from sims import scenario
 
     if file:
         raise BadInput(f"{file}: only `jaxdp sim replay` takes a file; give a simulation's TOML with --config")
-    if name and name not in setting.shipped_names():
+    if name and name not in scenario.shipped_names():
         _published(name, json_)
         return
     flags: dict[str, Any] = {
@@ -170,9 +170,9 @@ def sim(
     }
     if name and config:
         raise BadInput(f"{name}: give either a name or --config, not both")
-    case = setting.load([name] if name else config or [], _given(flags), _given(options), _names(strategy), set_ or ())
+    case = scenario.load([name] if name else config or [], _given(flags), _given(options), _names(strategy), set_ or ())
     if print_config:
-        typer.echo(setting.to_toml(case), nl=False)
+        typer.echo(scenario.to_toml(case), nl=False)
         return
     if not gradients and (learning_rates or until_loss is not None):
         raise BadInput("--learning-rates, --until-loss: belong to --gradients; add it")
@@ -183,7 +183,7 @@ LONG = 1_000_000  # gradients from which on progress is shown
 
 
 def _simulate(
-    case: "Setting",
+    case: "Scenario",
     name: str,
     gradients: bool,
     trace: bool,
@@ -194,7 +194,7 @@ def _simulate(
 ) -> None:
     from cli.progress import StepProgress
     from jaxdp.timeline import Timeline
-    from sims import results, setting, tables
+    from sims import results, scenario, tables
 
     trainer = _trainer(case) if gradients else None
     folder = _open_folder(run_dir, overwrite, Path(name).stem) if run_dir or trace else None
@@ -213,7 +213,7 @@ def _simulate(
     rows = [result.to_json() for result in found]
     document = {
         "results": rows,
-        "setting": setting.plain_values(case),
+        "setting": scenario.plain_values(case),
         "how": {"results": "simulated"},
     }
     if folder:
@@ -227,7 +227,7 @@ def _simulate(
         say(f"records: {folder.path}")
 
 
-def _trainer(case: "Setting") -> "Trainer":
+def _trainer(case: "Scenario") -> "Trainer":
     """Real training: a workshop a seed, made when first needed. Whatever can be refused is refused here."""
     from functools import cache, partial
 
@@ -235,9 +235,9 @@ def _trainer(case: "Setting") -> "Trainer":
 
     for strategy in case.strategies:
         gradients.refuse_untrainable(strategy)
-    shop = cache(partial(gradients.Workshop, case))
-    shop(case.seed)
-    return lambda strategy, seed, timeline, progress: gradients.best_of_grid(shop(seed), strategy, timeline, progress)
+    setup = cache(partial(gradients.TrainingSetup, case))
+    setup(case.seed)
+    return lambda strategy, seed, timeline, progress: gradients.best_of_grid(setup(seed), strategy, timeline, progress)
 
 
 def _open_folder(run_dir: str | None, overwrite: bool, name: str) -> "RunFolder":
@@ -259,7 +259,7 @@ def _write(
     for label, timeline in timelines.items():
         timeline.save(folder.file("trace.json" if len(timelines) == 1 else f"trace-{slug(label)}.json"))
     try:
-        figures.draw_all(found[0].setting, found, folder.file("figures"))
+        figures.draw_all(found[0].scenario, found, folder.file("figures"))
     except Exception as error:
         say(f"warning: figures were not drawn ({error})")
 
@@ -270,9 +270,9 @@ def slug(label: str) -> str:
 
 
 def _list(json_: bool) -> None:
-    from sims import published, setting
+    from sims import published, scenario
 
-    shipped = {name: setting.headline(setting.find(name)) for name in setting.shipped_names()}
+    shipped = {name: scenario.headline(scenario.find(name)) for name in scenario.shipped_names()}
     experiments = {name: experiment.title for name, experiment in published.EXPERIMENTS.items()}
     if json_:
         print_json({"experiments": experiments, "simulations": shipped})
@@ -296,10 +296,10 @@ def _replay(file: Path | None, json_: bool) -> None:
 
 
 def _published(name: str, json_: bool) -> None:
-    from sims import checks, published, setting, tables
+    from sims import checks, published, scenario, tables
 
     if name not in published.EXPERIMENTS:
-        checks.refuse_name(name, [*published.EXPERIMENTS, *setting.shipped_names(), "list", "replay"])
+        checks.refuse_name(name, [*published.EXPERIMENTS, *scenario.shipped_names(), "list", "replay"])
     report = published.EXPERIMENTS[name].report()
     if json_:
         print_json(report)

@@ -12,7 +12,7 @@ from jaxdp.errors import JaxdpError
 
 if TYPE_CHECKING:
     from jaxdp.records import SweepRow
-    from jaxdp.sweep.cells import Cell, Run
+    from jaxdp.sweep.points import Run, SweepPoint
     from jaxdp.sweep.spec import SweepSpec
 
 PROGRAM = (sys.executable, "-P", "-m", "cli")  # this installation, whatever the PATH and the folder
@@ -32,7 +32,7 @@ def sweep(
 
     Example: jaxdp sweep quick
     """
-    from jaxdp.sweep.cells import make_cells
+    from jaxdp.sweep.points import make_cells
     from jaxdp.sweep.spec import load_spec
 
     spec = load_spec(file)
@@ -55,10 +55,10 @@ def sweep(
 
 
 def _run(
-    spec: "SweepSpec", cells: "list[Cell]", path: Path, *, overwrite: bool, retry: bool, quiet: bool
+    spec: "SweepSpec", cells: "list[SweepPoint]", path: Path, *, overwrite: bool, retry: bool, quiet: bool
 ) -> "list[SweepRow]":
     from cli.progress import CellProgress
-    from jaxdp.sweep.cells import in_order
+    from jaxdp.sweep.points import in_order
     from jaxdp.sweep.run import open_sweep, read_rows, remaining_s, run_sweep
 
     left = {run.key: run for run in in_order(cells, spec.repeats)}
@@ -91,7 +91,7 @@ def _run(
             raise
 
 
-def _list(spec: "SweepSpec", cells: "list[Cell]", json_: bool) -> None:
+def _list(spec: "SweepSpec", cells: "list[SweepPoint]", json_: bool) -> None:
     entries = [
         {
             "cell": cell.values,

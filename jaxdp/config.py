@@ -18,10 +18,10 @@ from jaxdp.errors import BadInput
 
 SHIPPED = Path(__file__).parent / "configs"
 
-MOST = 2**40  # of anything that is counted: larger numbers are slips of the keyboard
+MAX_COUNT = 2**40  # of anything that is counted: larger numbers are slips of the keyboard
 
-Count = Annotated[int, Field(ge=1, le=MOST, strict=True)]
-Natural = Annotated[int, Field(ge=0, le=MOST, strict=True)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
+Natural = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -189,7 +189,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _stragglers_parse(self) -> Self:
         if self.stragglers:
-            from jaxdp import delays  # NumPy, which a config rarely needs
+            from jaxdp.stragglers import delays  # NumPy, which a config rarely needs
 
             delays.parse(self.stragglers, where="stragglers")
         return self

@@ -129,7 +129,7 @@ class SweepRow:
     devices, under strong scaling it stays. `reason` is one line for people (None when ok). `started_at` is UTC in
     ISO 8601, `seconds` are the whole process's; both are None where none was started. `result` is the document of
     `jaxdp bench` (`BenchResult.to_json`), None unless ok. `predicted` is the cost model's prediction on the sweep's
-    hardware (`plan.evaluate.Row.to_json`: `step_time_s.total`, `bytes_per_device`, ...), None without hardware.
+    hardware (`predict.evaluate.Row.to_json`: `step_time_s.total`, `bytes_per_device`, ...), None without hardware.
     `findings` are the pre-flight's, each `{name, severity, parameter, block, message, remedy}`. `run_dir` is the
     run's folder relative to the table's, None where no process was started.
     """

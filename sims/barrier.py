@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp.delays import Delays
 from jaxdp.errors import BadInput
+from jaxdp.stragglers.delays import Delays
 from jaxdp.timeline import Timeline
 from sims.network import collective_s
 from sims.outcome import Outcome
-from sims.setting import Setting
+from sims.scenario import Scenario
 from sims.strategy import Strategy
 
 CHUNK_DRAWS = 2**15  # draws held at once: they stay in the processor's cache
@@ -25,24 +25,24 @@ class Rounds(NamedTuple):
 
 
 def simulate(
-    setting: Setting,
+    scenario: Scenario,
     strategy: Strategy,
     delays: Delays,
     timeline: Timeline | None = None,
     progress: Callable[[float], None] | None = None,
     on_round: Callable[[float], None] | None = None,
 ) -> Outcome:
-    """Runs `setting.steps` steps of a mesh strategy.
+    """Runs `scenario.steps` steps of a mesh strategy.
 
     A round ends when enough workers are done (all, or all but the backups, whose late computing is given
     up), plus the collectives; `on_round` is told when. Local SGD's round has `period` steps, the last one
     perhaps fewer.
     """
-    n, now_s = setting.workers, 0.0
-    exchange_s = collective_s(strategy.name, setting, delays)
+    n, now_s = scenario.workers, 0.0
+    exchange_s = collective_s(strategy.name, scenario, delays)
     waited_for = n - (strategy.backups or 0)
     busy_s, computed_s, given_up_s, useful, done = np.zeros(n), np.zeros(n), 0.0, 0, 0
-    for rounds, steps in _rounds(setting, delays, strategy.period or 1, exchange_s, waited_for):
+    for rounds, steps in _rounds(scenario, delays, strategy.period or 1, exchange_s, waited_for):
         slowest_s = _wait(rounds.done_s, waited_for)
         if timeline and not timeline.full:
             _draw(timeline, now_s, rounds, slowest_s, exchange_s)
@@ -61,19 +61,19 @@ def simulate(
         useful += waited_for * steps
         done += steps
         if progress:
-            progress(done / setting.steps)
+            progress(done / scenario.steps)
     if now_s <= 0:
         raise BadInput("compute_s: no time passed in the simulation; give compute_s or delays that take time")
     period = strategy.period or 1
     return Outcome(
         virtual_time_s=now_s,
-        steps=setting.steps,
+        steps=scenario.steps,
         window_s=now_s,
-        updates=-(-setting.steps // period),
+        updates=-(-scenario.steps // period),
         useful=useful,
         wasted=given_up_s / max(float(busy_s.sum()) + given_up_s, 1e-300),
         busy_s=busy_s,
-        mean_step_s=computed_s / setting.steps,
+        mean_step_s=computed_s / scenario.steps,
         staleness={0: useful},
         worker_staleness=[0.0] * n,
     )
@@ -87,18 +87,18 @@ def _wait(done_s: np.ndarray, waited_for: int) -> np.ndarray:
 
 
 def _rounds(
-    setting: Setting, delays: Delays, period: int, exchange_s: float, waited_for: int
+    scenario: Scenario, delays: Delays, period: int, exchange_s: float, waited_for: int
 ) -> Iterator[tuple[Rounds, int]]:
     """All rounds in chunks, each with its number of steps."""
-    everyone = np.arange(setting.workers)
-    whole = max(1, CHUNK_DRAWS // (setting.workers * period)) * period
-    tail = setting.steps % period
-    last = setting.steps - tail
+    everyone = np.arange(scenario.workers)
+    whole = max(1, CHUNK_DRAWS // (scenario.workers * period)) * period
+    tail = scenario.steps % period
+    last = scenario.steps - tail
     chunks = [(first, min(first + whole, last), period) for first in range(0, last, whole)]
-    chunks += [(last, setting.steps, tail)] if tail else []
+    chunks += [(last, scenario.steps, tail)] if tail else []
     now_s = 0.0
     for first, end, length in chunks:
-        sums, factors = delays.block(everyone, np.arange(first, end), setting.base_s)
+        sums, factors = delays.block(everyone, np.arange(first, end), scenario.base_s)
         if delays.timed or delays.failing:
             for row in range(0, end - first, length):
                 rounds = _timed_round(delays, sums[row : row + length], factors[row : row + length], now_s)
@@ -107,7 +107,7 @@ def _rounds(
         else:
             sums *= factors
             if length > 1:
-                sums = sums.reshape(-1, length, setting.workers).sum(axis=1)
+                sums = sums.reshape(-1, length, scenario.workers).sum(axis=1)
             yield Rounds(sums, sums, np.zeros((1, 1))), end - first
 
 

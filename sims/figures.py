@@ -10,7 +10,7 @@ from typing import Any
 from jaxdp.report.style import COLOURS, DASHES, MARKERS, MATPLOTLIB_MARKERS
 from sims.curve import smoothed
 from sims.results import Result, simulate
-from sims.setting import Setting
+from sims.scenario import Scenario
 
 FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 DRAWN_STALENESS = 0.999
@@ -19,13 +19,13 @@ SWEPT_PUSHES = 20_000  # pushes of one point of the sweep, so that the figure ta
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # label -> (x, y)
 
 
-def draw_all(setting: Setting, results: Sequence[Result], folder: Path) -> list[Path]:
+def draw_all(scenario: Scenario, results: Sequence[Result], folder: Path) -> list[Path]:
     """Throughput against slowdown, idle share, staleness; the files written."""
     rows = [result.to_json() for result in results]
-    idle = {row["label"]: (range(setting.workers), [100 * share for share in row["idle_share"]]) for row in rows}
+    idle = {row["label"]: (range(scenario.workers), [100 * share for share in row["idle_share"]]) for row in rows}
     paths = draw(
         folder / "throughput_against_slowdown",
-        slowed(setting),
+        slowed(scenario),
         "slowdown of worker 0",
         "useful gradients/s, relative to none slowed",
     )
@@ -50,16 +50,16 @@ def draw_losses(results: Sequence[Result], folder: Path) -> list[Path]:
     )
 
 
-def slowed(setting: Setting) -> Series:
+def slowed(scenario: Scenario) -> Series:
     """Each strategy's useful throughput when worker 0 is a factor slower on top of the setting's delays."""
-    steps = max(20, min(setting.steps, SWEPT_PUSHES // setting.workers))
+    steps = max(20, min(scenario.steps, SWEPT_PUSHES // scenario.workers))
     series = {}
-    for strategy in setting.strategies:
+    for strategy in scenario.strategies:
         rates = []
         for factor in FACTORS:
-            slower = ",".join(filter(None, [setting.delays, f"persistent(factor={factor},worker=0)"]))
-            point = replace(setting, delays=slower, steps=steps)
-            rates.append(simulate(point, strategy, setting.seed).useful_per_second)
+            slower = ",".join(filter(None, [scenario.delays, f"persistent(factor={factor},worker=0)"]))
+            point = replace(scenario, delays=slower, steps=steps)
+            rates.append(simulate(point, strategy, scenario.seed).useful_per_second)
         series[strategy.label] = (FACTORS, [rate / rates[0] for rate in rates])
     return series
 

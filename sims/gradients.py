@@ -13,30 +13,30 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.config import Config, load
+from jaxdp.data.corpora import open_corpus
+from jaxdp.data.pipeline import open_data
 from jaxdp.errors import BadInput
-from jaxdp.learn.corpora import open_corpus
-from jaxdp.learn.data import open_data
-from jaxdp.learn.task import Task, TrainState
-from jaxdp.mesh.compile import build_step
 from jaxdp.server.core import Update
 from jaxdp.server.shard_plan import ShardPlan
 from jaxdp.server.shards import Gradient, LocalShards, Reading
 from jaxdp.server.worker import Worker, rows_per_worker
+from jaxdp.strategies.compile import build_step
+from jaxdp.task import Task, TrainState
 from jaxdp.timeline import Timeline
 from sims import barrier, server
 from sims.curve import Curve, Point, Training
 from sims.outcome import Outcome
-from sims.setting import Setting
+from sims.scenario import Scenario
 from sims.strategy import Strategy
 
 
-class Workshop:
-    """What the trainings of one setting and seed share: the data, the initial state, compiled functions."""
+class TrainingSetup:
+    """What the trainings of one scenario and seed share: the data, the initial state, compiled functions."""
 
-    def __init__(self, setting: Setting, seed: int) -> None:
-        self.setting = setting
-        self.config = training_config(setting, seed)
-        self.workers = setting.workers
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self.scenario = scenario
+        self.config = training_config(scenario, seed)
+        self.workers = scenario.workers
         self.rows = rows_per_worker(self.config, self.workers)
         self.corpus = open_corpus(self.config)
         self.data = open_data(self.config, self.corpus)
@@ -60,22 +60,22 @@ class Workshop:
 class ServerLearner:
     """`server_world.Learner` over the real arrays; `rate_scale` is on top of the config's learning rate."""
 
-    def __init__(self, shop: Workshop, strategy: Strategy, rate_scale: float, curve: Curve) -> None:
-        self.shop, self.rate_scale, self.curve = shop, rate_scale, curve
-        self.member = shop.member(strategy.server_shards)
+    def __init__(self, setup: TrainingSetup, strategy: Strategy, rate_scale: float, curve: Curve) -> None:
+        self.setup, self.rate_scale, self.curve = setup, rate_scale, curve
+        self.member = setup.member(strategy.server_shards)
         self.shards = LocalShards(
             self.member.plan,
-            shop.initial[1],
+            setup.initial[1],
             keep_pulled=strategy.correction == "delay_compensation",
-            compensation=shop.config.server.compensation,
-            skip_nonfinite=shop.config.train.on_nonfinite == "skip",
+            compensation=setup.config.server.compensation,
+            skip_nonfinite=setup.config.train.on_nonfinite == "skip",
         )
         self.lockstep = strategy.server_policy.lockstep
-        self.pulls: list[tuple[int, Reading] | None] = [None] * shop.workers
+        self.pulls: list[tuple[int, Reading] | None] = [None] * setup.workers
         self.unapplied: dict[tuple[int, int], int] = {}  # pushes on their way: (worker, sequence) -> version
 
     def pulled(self, worker: int, sequence: int, version: int) -> None:
-        self._give_back(worker)  # of a step that an outage undid
+        self._release_pull(worker)  # of a step that an outage undid
         self.pulls[worker] = (version, self.shards.read(version))
 
     def gradient(self, worker: int, sequence: int) -> Gradient:
@@ -84,13 +84,13 @@ class ServerLearner:
             raise AssertionError("a worker pulls before it computes")
         self.unapplied[worker, sequence] = pull[0]
         params = self.member.load(pull[1].parts, own_buffers=False)
-        self._give_back(worker)
-        batch = self.shop.data.rows(sequence, worker * self.shop.rows, self.shop.rows)
+        self._release_pull(worker)
+        batch = self.setup.data.rows(sequence, worker * self.setup.rows, self.setup.rows)
         return self.member.to_host(self.member.gradient(params, batch))
 
     def apply(self, update: Update, now_s: float) -> None:
         scaled = update._replace(rate_scale=update.rate_scale * self.rate_scale)
-        self.shards.apply(scaled, update.tokens / self.shop.batch_tokens)
+        self.shards.apply(scaled, update.tokens / self.setup.batch_tokens)
         self._forget(update)
         gradients = [push.payload for push in update.pushes]
         loss = sum(gradient.loss for gradient in gradients)
@@ -106,22 +106,22 @@ class ServerLearner:
         versions = [*self.unapplied.values(), *(pull[0] for pull in self.pulls if pull)]
         self.shards.forget(min(versions, default=update.version))
 
-    def _give_back(self, worker: int) -> None:
+    def _release_pull(self, worker: int) -> None:
         pull = self.pulls[worker]
         if pull is not None:
-            pull[1].give_back()
+            pull[1].release()
         self.pulls[worker] = None
 
 
 class MeshLearner:
     """Steps of the real mesh step on one device, called at the barriers' virtual times."""
 
-    def __init__(self, shop: Workshop, config: Config, strategy: Strategy, curve: Curve, updates: int) -> None:
+    def __init__(self, setup: TrainingSetup, config: Config, strategy: Strategy, curve: Curve, updates: int) -> None:
         name = "ddp" if strategy.name == "ddp_small_batch" else strategy.name
-        _, layout, self.step = build_step(_named(config, name), [shop.device])
+        _, layout, self.step = build_step(_named(config, name), [setup.device])
         # A copy, since the step overwrites its state.
-        self.state = jax.tree.map(jnp.copy, jax.device_put(shop.initial[1], layout.state))
-        self.data, self.curve, self.updates = open_data(config, shop.corpus), curve, updates
+        self.state = jax.tree.map(jnp.copy, jax.device_put(setup.initial[1], layout.state))
+        self.data, self.curve, self.updates = open_data(config, setup.corpus), curve, updates
         self.tokens = config.train.global_batch * config.model.context
         self.count, self.last_s = 0, 0.0
 
@@ -136,37 +136,37 @@ class MeshLearner:
         self.last_s = end_s
 
 
-def training_config(setting: Setting, seed: int, learning_rate: float | None = None) -> Config:
+def training_config(scenario: Scenario, seed: int, learning_rate: float | None = None) -> Config:
     """The config that is trained: the setting's file or name, its steps, workers and seed."""
     flags = {
-        "train.steps": setting.steps,
+        "train.steps": scenario.steps,
         "train.seed": seed,
-        "server.workers": setting.workers,
+        "server.workers": scenario.workers,
         "optim.learning_rate": learning_rate,
     }
-    return load([setting.train], (), flags)
+    return load([scenario.train], (), flags)
 
 
 def train(
-    shop: Workshop,
+    setup: TrainingSetup,
     strategy: Strategy,
     learning_rate: float | None = None,
     timeline: Timeline | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> tuple[Outcome, tuple[Point, ...]]:
-    """Trains `setting.steps` global batches; raises `BadInput` for a strategy that only throughput mode has."""
+    """Trains `scenario.steps` global batches; raises `BadInput` for a strategy that only throughput mode has."""
     refuse_untrainable(strategy)
-    rate = learning_rate or shop.config.optim.learning_rate
-    setting = replace(shop.setting, tokens_per_step=shop.batch_tokens)
-    curve, delays = Curve(shop.batch_tokens), setting.delays_of(shop.config.train.seed)
+    rate = learning_rate or setup.config.optim.learning_rate
+    scenario = replace(setup.scenario, tokens_per_step=setup.batch_tokens)
+    curve, delays = Curve(setup.batch_tokens), scenario.delays_of(setup.config.train.seed)
     if strategy.name == "ps":
-        learner = ServerLearner(shop, strategy, rate / shop.config.optim.learning_rate, curve)
-        outcome = server.simulate(setting, strategy, delays, timeline, learner, progress)
+        learner = ServerLearner(setup, strategy, rate / setup.config.optim.learning_rate, curve)
+        outcome = server.simulate(scenario, strategy, delays, timeline, learner, progress)
     else:
-        updates = setting.workers if strategy.name == "ddp_small_batch" else 1
-        config = _smaller_batches(training_config(setting, shop.config.train.seed, rate), updates)
-        mesh = MeshLearner(shop, config, strategy, curve, updates)
-        outcome = barrier.simulate(setting, strategy, delays, timeline, progress, mesh.round)
+        updates = scenario.workers if strategy.name == "ddp_small_batch" else 1
+        config = _smaller_batches(training_config(scenario, setup.config.train.seed, rate), updates)
+        mesh = MeshLearner(setup, config, strategy, curve, updates)
+        outcome = barrier.simulate(scenario, strategy, delays, timeline, progress, mesh.round)
     return outcome, tuple(curve.points)
 
 
@@ -177,18 +177,18 @@ def refuse_untrainable(strategy: Strategy) -> None:
 
 
 def best_of_grid(
-    shop: Workshop,
+    setup: TrainingSetup,
     strategy: Strategy,
     timeline: Timeline | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> tuple[Outcome, Training]:
     """The training with the learning rate of the grid that ends lowest, and where each rate ended."""
-    rates = shop.setting.learning_rates or (shop.config.optim.learning_rate,)
+    rates = setup.scenario.learning_rates or (setup.config.optim.learning_rate,)
     outcome: Outcome | None = None
     trainings: list[Training] = []
     for index, rate in enumerate(rates):
         told = partial(_tell, progress, index, len(rates)) if progress else None
-        outcome, points = train(shop, strategy, rate, timeline if index == 0 else None, told)
+        outcome, points = train(setup, strategy, rate, timeline if index == 0 else None, told)
         trainings.append(Training(rate, points))
     if outcome is None:
         raise BadInput("learning_rates: the grid is empty")

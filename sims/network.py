@@ -5,9 +5,9 @@ from collections import deque
 
 import numpy as np
 
-from jaxdp.delays import Delays
-from jaxdp.plan.network import Link, ring_pass
-from sims.setting import Setting
+from jaxdp.predict.network import Link, ring_pass
+from jaxdp.stragglers.delays import Delays
+from sims.scenario import Scenario
 
 # ring passes over the message a step: all-reduce is a reduce-scatter and an all-gather
 RING_PASSES = {"ddp": 2, "ddp_small_batch": 2, "backup": 2, "local_sgd": 2, "zero1": 2, "fsdp": 3}
@@ -17,17 +17,17 @@ def bytes_per_second(gbps: float) -> float:
     return gbps * 1e9 / 8
 
 
-def worker_bandwidths(setting: Setting, delays: Delays) -> np.ndarray:
+def worker_bandwidths(scenario: Scenario, delays: Delays) -> np.ndarray:
     """Bytes per second of each worker's link, its `link` delays applied."""
-    nic = bytes_per_second(setting.nic_gbps)
-    return np.array([nic / delays.bandwidth_divisor(worker) for worker in range(setting.workers)])
+    nic = bytes_per_second(scenario.nic_gbps)
+    return np.array([nic / delays.bandwidth_divisor(worker) for worker in range(scenario.workers)])
 
 
-def collective_s(strategy: str, setting: Setting, delays: Delays) -> float:
+def collective_s(strategy: str, scenario: Scenario, delays: Delays) -> float:
     """Seconds of a mesh strategy's collectives in a step, over the slowest link, overlapping no computing."""
-    slowest = Link(float(worker_bandwidths(setting, delays).min()), setting.latency_s)
-    updates = setting.workers if strategy == "ddp_small_batch" else 1
-    return updates * RING_PASSES[strategy] * ring_pass(setting.message_bytes, setting.workers, slowest)
+    slowest = Link(float(worker_bandwidths(scenario, delays).min()), scenario.latency_s)
+    updates = scenario.workers if strategy == "ddp_small_batch" else 1
+    return updates * RING_PASSES[strategy] * ring_pass(scenario.message_bytes, scenario.workers, slowest)
 
 
 def transfer_ns(message_bytes: float, bandwidth: float) -> int:

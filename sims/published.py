@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp.delays import read_trace
+from jaxdp.stragglers.delays import read_trace
 from sims.outcome import Outcome
 from sims.replay import replay, slowdown_alone
 from sims.results import simulate, summary
-from sims.setting import Setting
+from sims.scenario import Scenario
 from sims.strategy import Strategy
 
 TRACES = Path(__file__).parent / "data"
@@ -85,8 +85,8 @@ def backup_workers() -> Iterator[Check]:
 def uneven_local_sgd() -> Iterator[Check]:
     """Four workers of fixed, very different speeds."""
     steps_s = (0.58, 0.75, 1.51, 3.33)
-    setting = Setting(workers=4, steps=4000, compute_s=steps_s)
-    ddp, free = (simulate(setting, Strategy(name=name), 0) for name in ("ddp", "ps"))
+    scenario = Scenario(workers=4, steps=4000, compute_s=steps_s)
+    ddp, free = (simulate(scenario, Strategy(name=name), 0) for name in ("ddp", "ps"))
     yield Check("gain in rate, asynchronous", 3.35, 3.35, _ratio(free, ddp))
     yield Check("mean staleness, n - 1", 3, 3, summary(free.staleness)["mean"])
     slowest = sum(steps_s[3] / step_s for step_s in steps_s) - 1
@@ -105,9 +105,11 @@ def hierarchical_sgd() -> Iterator[Check]:
 def single_slow_worker() -> Iterator[Check]:
     """One slow worker injected among eight that hardly vary: the slowdown, and what the analysis lays at its door."""
     for factor in (1.16, 1.40, 2.03):
-        setting = Setting(workers=8, steps=2000, delays=f"lognormal(sigma=0.001),persistent(factor={factor},worker=0)")
-        sums, factors = setting.delays_of(0).block(np.arange(8), np.arange(2000), 1.0)
-        slow = _run(setting.delays, 8, 2000, Strategy(name="ddp"))
+        scenario = Scenario(
+            workers=8, steps=2000, delays=f"lognormal(sigma=0.001),persistent(factor={factor},worker=0)"
+        )
+        sums, factors = scenario.delays_of(0).block(np.arange(8), np.arange(2000), 1.0)
+        slow = _run(scenario.delays, 8, 2000, Strategy(name="ddp"))
         clean = _run("lognormal(sigma=0.001)", 8, 2000, Strategy(name="ddp"))
         yield Check(f"slowdown by a worker {factor} times slower", factor, factor, _ratio(clean, slow))
         seconds = sums * factors
@@ -136,8 +138,8 @@ def measured_traces() -> Iterator[Check]:
 
 
 def _run(delays: str, workers: int, steps: int, strategy: Strategy) -> Outcome:
-    setting = Setting(workers=workers, steps=steps, compute_s=1.0, delays=delays)
-    return simulate(setting, strategy, 0)
+    scenario = Scenario(workers=workers, steps=steps, compute_s=1.0, delays=delays)
+    return simulate(scenario, strategy, 0)
 
 
 def _ratio(fast: Outcome, slow: Outcome) -> float:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.delay_spec import Model
-from jaxdp.delays import Delays, read_trace
+from jaxdp.stragglers.delays import Delays, read_trace
+from jaxdp.stragglers.spec import Model
 from sims import barrier, server
 from sims.results import Result
-from sims.setting import Setting
+from sims.scenario import Scenario
 from sims.strategy import Strategy
 
 CYCLES = 50  # times that a server goes through the trace, so that start and end weigh little
@@ -61,10 +61,10 @@ def _strategies(workers: int) -> list[Strategy]:
 def _row(strategy: Strategy, workers: int, steps: int, delays: Delays) -> dict[str, Any]:
     """A strategy over whole passes through the trace, free of network time."""
     passes = CYCLES if strategy.name == "ps" else strategy.period or 1
-    setting = Setting(workers=workers, steps=steps * passes, compute_s=1.0, strategies=(strategy,))
+    scenario = Scenario(workers=workers, steps=steps * passes, compute_s=1.0, strategies=(strategy,))
     world = server.simulate if strategy.name == "ps" else barrier.simulate
-    outcome = world(setting, strategy, delays)
-    row = Result(strategy, setting, (outcome,), (1.0,)).to_json()
+    outcome = world(scenario, strategy, delays)
+    row = Result(strategy, scenario, (outcome,), (1.0,)).to_json()
     slowdown = row["slowdown"]
     kept = ("strategy", "label", "options", "worker_steps_per_second", "slowdown", "staleness", "idle_share")
     return {key: row[key] for key in kept} | {"useful_throughput": 1 / slowdown if slowdown else None}

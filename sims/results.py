@@ -15,8 +15,8 @@ from jaxdp.timeline import Timeline
 from sims import barrier, server
 from sims.curve import Training, time_to_loss
 from sims.outcome import Outcome
+from sims.scenario import Scenario
 from sims.server_world import Learner
-from sims.setting import Setting
 from sims.strategy import Strategy
 
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; the normal's beyond
@@ -31,7 +31,7 @@ class Result:
     """One strategy over all seeds. `gains` are its useful gradients a second over DDP's, seed by seed."""
 
     strategy: Strategy
-    setting: Setting
+    scenario: Scenario
     outcomes: tuple[Outcome, ...]
     gains: tuple[float, ...]
     trainings: tuple[Training, ...] = ()  # of real gradients, seed by seed
@@ -41,8 +41,8 @@ class Result:
         return sum((Counter(outcome.staleness) for outcome in self.outcomes), Counter())
 
     def to_json(self) -> dict[str, Any]:
-        setting, strategy = self.setting, self.strategy
-        tokens = setting.tokens_per_step / setting.workers
+        scenario, strategy = self.scenario, self.strategy
+        tokens = scenario.tokens_per_step / scenario.workers
         rows = [
             {
                 "virtual_time_s": outcome.virtual_time_s,
@@ -59,8 +59,8 @@ class Result:
             "strategy": strategy.name,
             "label": strategy.label,
             "options": strategy.options,
-            "workers": setting.workers,
-            "steps": setting.steps,
+            "workers": scenario.workers,
+            "steps": scenario.steps,
             "seeds": len(rows),
             **{key: mean_of([row[key] for row in rows]) for key in rows[0]},
             "staleness": summary(self.staleness),
@@ -76,7 +76,7 @@ class Result:
 
     def _time_to_loss_s(self) -> float | None:
         """The mean over seeds; None unless every one reached the loss."""
-        loss = self.setting.until_loss
+        loss = self.scenario.until_loss
         if loss is None or not self.trainings:
             return None
         times = [time_to_loss(training.points, loss) for training in self.trainings]
@@ -96,19 +96,19 @@ class Result:
 
 
 def compare(
-    setting: Setting,
+    scenario: Scenario,
     timeline_of: Callable[[Strategy], Timeline | None] = lambda strategy: None,
     progress: Progress | None = None,
     trainer: Trainer | None = None,
 ) -> list[Result]:
-    """Every strategy of the setting on every seed; all meet the same delays. Timelines show the first seed.
+    """Every strategy of the scenario on every seed; all meet the same delays. Timelines show the first seed.
 
     `trainer` runs a strategy with real gradients; without it only time passes.
     """
-    seeds = [setting.seed + index for index in range(setting.seeds)]
-    ddp = [simulate(setting, Strategy(name="ddp"), seed).useful_per_second for seed in seeds]
+    seeds = [scenario.seed + index for index in range(scenario.seeds)]
+    ddp = [simulate(scenario, Strategy(name="ddp"), seed).useful_per_second for seed in seeds]
     results = []
-    for strategy in setting.strategies:
+    for strategy in scenario.strategies:
         outcomes, trainings = [], []
         for index, seed in enumerate(seeds):
             timeline = timeline_of(strategy) if index == 0 else None
@@ -117,10 +117,10 @@ def compare(
                 outcome, training = trainer(strategy, seed, timeline, told)
                 trainings.append(training)
             else:
-                outcome = simulate(setting, strategy, seed, timeline, progress=told)
+                outcome = simulate(scenario, strategy, seed, timeline, progress=told)
             outcomes.append(outcome)
         gains = [outcome.useful_per_second / base for outcome, base in zip(outcomes, ddp, strict=True)]
-        results.append(Result(strategy, setting, tuple(outcomes), tuple(gains), tuple(trainings)))
+        results.append(Result(strategy, scenario, tuple(outcomes), tuple(gains), tuple(trainings)))
     return results
 
 
@@ -130,7 +130,7 @@ def _tell(progress: Progress | None, label: str, index: int, count: int, share: 
 
 
 def simulate(
-    setting: Setting,
+    scenario: Scenario,
     strategy: Strategy,
     seed: int,
     timeline: Timeline | None = None,
@@ -138,10 +138,10 @@ def simulate(
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
     """One strategy with one seed, in the world it belongs to."""
-    delays = setting.delays_of(seed)
+    delays = scenario.delays_of(seed)
     if strategy.name == "ps":
-        return server.simulate(setting, strategy, delays, timeline, learner, progress)
-    return barrier.simulate(setting, strategy, delays, timeline, progress)
+        return server.simulate(scenario, strategy, delays, timeline, learner, progress)
+    return barrier.simulate(scenario, strategy, delays, timeline, progress)
 
 
 def summary(counts: Mapping[int, int]) -> dict[str, float]:
@@ -197,6 +197,6 @@ def losses_csv(results: Sequence[Result]) -> str:
     lines = ["label,seed,learning_rate,virtual_time_s,tokens,loss"]
     for result in results:
         for index, training in enumerate(result.trainings):
-            start = f"{result.strategy.label},{result.setting.seed + index},{training.learning_rate!r}"
+            start = f"{result.strategy.label},{result.scenario.seed + index},{training.learning_rate!r}"
             lines += [f"{start},{p.virtual_time_s!r},{p.tokens},{p.loss!r}" for p in training.points]
     return "\n".join(lines) + "\n"

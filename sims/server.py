@@ -5,18 +5,18 @@ from functools import partial
 
 import numpy as np
 
-from jaxdp.delays import Delays
 from jaxdp.errors import BadInput
+from jaxdp.stragglers.delays import Delays
 from jaxdp.timeline import Timeline
 from sims import server_fifo
 from sims.outcome import Outcome
-from sims.server_world import NS, Learner, World
-from sims.setting import Setting
+from sims.scenario import Scenario
+from sims.server_world import NS, Learner, ServerSimulation
 from sims.strategy import Strategy
 
 
 def simulate(
-    setting: Setting,
+    scenario: Scenario,
     strategy: Strategy,
     delays: Delays,
     timeline: Timeline | None = None,
@@ -24,8 +24,8 @@ def simulate(
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
     """Runs until steps * workers pushes have arrived; the first tenth of them is warm-up."""
-    world = World(setting, strategy, delays, timeline, learner)
-    total, warm = setting.steps * setting.workers, setting.steps // 10 * setting.workers
+    world = ServerSimulation(scenario, strategy, delays, timeline, learner)
+    total, warm = scenario.steps * scenario.workers, scenario.steps // 10 * scenario.workers
     run = partial(server_fifo.run, world) if world.plain else world.run
     run(warm)
     start, world.staleness = _Mark(world), {}
@@ -33,13 +33,13 @@ def simulate(
         run(warm + (total - warm) * tenth // 10)
         if progress:
             progress(tenth / 10)
-    return _outcome(setting, world, start, _Mark(world))
+    return _outcome(scenario, world, start, _Mark(world))
 
 
 class _Mark:
     """The counters at one moment."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ServerSimulation) -> None:
         self.now_ns = world.now_ns
         self.applied = world.applied
         self.updates = world.updates
@@ -50,14 +50,14 @@ class _Mark:
         self.busy_ns = np.array(world.busy_ns) - np.array(ahead)
 
 
-def _outcome(setting: Setting, world: World, start: _Mark, end: _Mark) -> Outcome:
+def _outcome(scenario: Scenario, world: ServerSimulation, start: _Mark, end: _Mark) -> Outcome:
     window_ns = end.now_ns - start.now_ns
     if window_ns <= 0:
         raise BadInput("compute_s: no time passed in the simulation; give compute_s or delays that take time")
     computed_ns = max(float(end.busy_ns.sum()), 1.0)
     return Outcome(
         virtual_time_s=end.now_ns * NS,
-        steps=setting.steps,
+        steps=scenario.steps,
         window_s=window_ns * NS,
         updates=end.updates - start.updates,
         useful=end.applied - start.applied,

@@ -1,4 +1,4 @@
-"""Asynchronous updates through FIFO queues, one heap operation each: the quick way through a `World`.
+"""Asynchronous updates through FIFO queues, one heap operation each: the quick way through a `ServerSimulation`.
 
 Pushes are applied in the order they arrive, and each acknowledgement carries the next pull, so all that
 follows from a push is known when it arrives. A test holds it equal to the event loop and its state machine.
@@ -6,11 +6,11 @@ follows from a push is known when it arrives. A test holds it equal to the event
 
 import heapq
 
-from sims.server_world import DRAWN_STEPS, PUSH, World
+from sims.server_world import DRAWN_STEPS, PUSH, ServerSimulation
 
 
-def run(world: World, pushes: int) -> None:
-    """Goes on until that many pushes have been applied; see `World.run`."""
+def run(world: ServerSimulation, pushes: int) -> None:
+    """Goes on until that many pushes have been applied; see `ServerSimulation.run`."""
     events, replace = world.events, heapq.heapreplace
     server_ns, apply_ns, latency_ns = world.server_ns, world.apply_ns, world.latency_ns
     worker_ns, sequence, version = world.worker_ns, world.sequence, world.version

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxdp import draws
-from jaxdp.delays import MAX_RETRIES, Delays
 from jaxdp.errors import BadInput
 from jaxdp.server.core import Reply, Server, Update
+from jaxdp.stragglers import draws
+from jaxdp.stragglers.delays import MAX_RETRIES, Delays
 from jaxdp.timeline import SERVER, Timeline
 from sims.network import SharedLink, bytes_per_second, transfer_ns, worker_bandwidths
-from sims.setting import Setting
+from sims.scenario import Scenario
 from sims.strategy import Strategy
 
 NS = 1e-9
@@ -42,28 +42,28 @@ class Learner(Protocol):
     def apply(self, update: Update, now_s: float) -> None: ...
 
 
-class World:
+class ServerSimulation:
     def __init__(
-        self, setting: Setting, strategy: Strategy, delays: Delays, timeline: Timeline | None, learner: Learner | None
+        self, scenario: Scenario, strategy: Strategy, delays: Delays, timeline: Timeline | None, learner: Learner | None
     ) -> None:
-        n, shards = setting.workers, strategy.server_shards
+        n, shards = scenario.workers, strategy.server_shards
         self.server = Server(strategy.server_policy, range(n), strategy.correction)
         self.delays, self.timeline, self.learner = delays, timeline, learner
         self.timed, self.failing = delays.timed, delays.failing
-        self.base_s = setting.base_s
-        self.tokens = max(1, setting.tokens_per_step // n)
+        self.base_s = scenario.base_s
+        self.tokens = max(1, scenario.tokens_per_step // n)
 
-        self.latency_ns = round(setting.latency_s / NS)
-        self.apply_ns = round(setting.apply_s / shards / NS)
-        self.constant_apply = setting.apply_distribution == "constant"
+        self.latency_ns = round(scenario.latency_s / NS)
+        self.apply_ns = round(scenario.apply_s / shards / NS)
+        self.constant_apply = scenario.apply_distribution == "constant"
         self.apply_draws: list[int] = []  # the next ones last
         self.queued = 0
-        server_bandwidth = bytes_per_second(setting.server_nic_gbps) * shards
-        self.server_ns = transfer_ns(setting.message_bytes, server_bandwidth)
-        links = worker_bandwidths(setting, delays)
-        self.worker_ns = [max(self.server_ns, transfer_ns(setting.message_bytes, link)) for link in links]
+        server_bandwidth = bytes_per_second(scenario.server_nic_gbps) * shards
+        self.server_ns = transfer_ns(scenario.message_bytes, server_bandwidth)
+        links = worker_bandwidths(scenario, delays)
+        self.worker_ns = [max(self.server_ns, transfer_ns(scenario.message_bytes, link)) for link in links]
         self.equal_links = len(set(self.worker_ns)) == 1  # then pushes are received in the order they arrive
-        shared = setting.queue == "shared" and self.server_ns > 0
+        shared = scenario.queue == "shared" and self.server_ns > 0
         self.links = {kind: SharedLink(self.server_ns) for kind in (PULL_SENT, PUSH_SENT)} if shared else {}
         self.link_turn = {PULL_SENT: 0, PUSH_SENT: 0}
         self.out_free_ns = self.in_free_ns = self.apply_free_ns = 0
@@ -119,7 +119,7 @@ class World:
         heapq.heappush(self.events, (now, kind, self.count, worker))
 
     def _pull(self, worker: int, now: int) -> None:
-        """Asks for parameters; once granted they queue for the server's link, and then the worker computes."""
+        """PullRequest for parameters; once granted they queue for the server's link, and then the worker computes."""
         version = self.server.pull(worker)
         if version is None:
             return

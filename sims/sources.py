@@ -7,16 +7,16 @@ from typing import Any
 
 from jaxdp.config import load
 from jaxdp.errors import BadInput
-from jaxdp.plan.cost import device_seconds
-from jaxdp.plan.hardware import load_hardware
-from jaxdp.plan.server_cost import server
+from jaxdp.predict.cost import device_seconds
+from jaxdp.predict.hardware import load_hardware
+from jaxdp.predict.server_cost import server
 
 
 def from_hardware(hardware: str, hosts: int | None, train: str) -> dict[str, Any]:
     """Workers, their compute times, message and links of training the config `train`, by the cost model.
 
     A worker is a device. Between hosts it sends over its share of the host's network, inside one host over
-    the devices' own links. Keys are those of a `Setting`; raises `BadInput`.
+    the devices' own links. Keys are those of a `Scenario`; raises `BadInput`.
     """
     config, machines = load([train]), load_hardware(hardware, hosts)
     shared = server(config, machines)

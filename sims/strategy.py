@@ -20,7 +20,7 @@ _OWNERS = {
     "correction": "ps",
     "server_shards": "ps",
 }
-_LEAST = {"bound": 0, "backups": 0, "group": 1, "period": 1}
+_MINIMUMS = {"bound": 0, "backups": 0, "group": 1, "period": 1}
 
 
 def reads_option(name: str, policy: str, option: str) -> bool:
@@ -56,7 +56,7 @@ class Strategy:
         checks.one_of("policy", self.policy, get_args(PolicyName))
         checks.one_of("correction", self.correction, CORRECTIONS)
         checks.whole("server_shards", self.server_shards, 1)
-        for option, least in _LEAST.items():
+        for option, least in _MINIMUMS.items():
             needed, given = self.reads(option), getattr(self, option)
             if given is None and needed:
                 raise BadInput(f"{option}: {self.label} needs it")
@@ -72,7 +72,7 @@ class Strategy:
     def label(self) -> str:
         """A name that tells this strategy from its neighbours, such as `ps-ssp(3)`."""
         name = f"ps-{self.policy}" if self.name == "ps" else self.name
-        option = next((getattr(self, o) for o in _LEAST if self.reads(o) and getattr(self, o) is not None), None)
+        option = next((getattr(self, o) for o in _MINIMUMS if self.reads(o) and getattr(self, o) is not None), None)
         name += "" if option is None else f"({option})"
         name += "" if self.correction == "none" else f"+{self.correction}"
         return name if self.server_shards == 1 else f"{name} x{self.server_shards}"

@@ -10,13 +10,13 @@ import numpy as np
 import optax
 
 from jaxdp.config import build
-from jaxdp.learn.batch import Batch
-from jaxdp.learn.params import Params
-from jaxdp.learn.task import TrainState, make_task
-from jaxdp.mesh import rules
-from jaxdp.mesh.devices import make_mesh
-from jaxdp.mesh.layout import make_layout
-from jaxdp.mesh.step import MeshStep, make_step
+from jaxdp.data.batch import Batch
+from jaxdp.params import Params
+from jaxdp.strategies import rules
+from jaxdp.strategies.devices import make_mesh
+from jaxdp.strategies.layout import make_layout
+from jaxdp.strategies.step import MeshStep, make_step
+from jaxdp.task import TrainState, make_task
 
 BATCH, CONTEXT, VOCAB = 32, 16, 64
 # AdamW moves even a parameter whose gradient is nothing but rounding by its learning rate.

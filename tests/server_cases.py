@@ -9,24 +9,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import optim
 from jaxdp.config import Config, OptimConfig, StrategyConfig, build
-from jaxdp.learn import optim
-from jaxdp.learn.batch import Batch
-from jaxdp.learn.model import cross_entropy_sum
-from jaxdp.learn.params import Fetch, Params
-from jaxdp.learn.task import Task, TrainState
-from jaxdp.mesh import rules
-from jaxdp.mesh.devices import make_mesh
-from jaxdp.mesh.layout import make_layout
-from jaxdp.mesh.step import MeshStep, make_step
+from jaxdp.data.batch import Batch
+from jaxdp.models.transformer import cross_entropy_sum
+from jaxdp.params import Fetch, Params
 from jaxdp.server.core import Push, Server, Update
 from jaxdp.server.loop import Loop
-from jaxdp.server.messages import Applied, Arrived, Asks, Grant, Message
+from jaxdp.server.messages import Applied, Arrived, Message, PullGrant, PullRequest
 from jaxdp.server.metrics import Spans
 from jaxdp.server.policy import policy_of
 from jaxdp.server.run import ServerRun
 from jaxdp.server.shards import LocalShards
 from jaxdp.server.worker import Worker
+from jaxdp.strategies import rules
+from jaxdp.strategies.devices import make_mesh
+from jaxdp.strategies.layout import make_layout
+from jaxdp.strategies.step import MeshStep, make_step
+from jaxdp.task import Task, TrainState
 
 VOCAB, WIDTH, CONTEXT, BATCH = 32, 8, 16, 8
 
@@ -116,7 +116,7 @@ def _bigram_task(optimizer_json: str, steps: int) -> Task:
 
 
 class Bigrams:
-    """A stream like `learn.data.Data`: the next token is mostly 3x + 1, and rows are padded unevenly."""
+    """A stream like `data.pipeline.Data`: the next token is mostly 3x + 1, and rows are padded unevenly."""
 
     def __init__(self, batch: int = BATCH) -> None:
         self.global_batch = batch
@@ -149,12 +149,12 @@ class RoundRobin:
         self.parameter_bytes = run.plan.bytes
         self.run = run
         self.shards = shards
-        self.queue: deque[Message] = deque(Asks(worker) for worker in range(workers))
+        self.queue: deque[Message] = deque(PullRequest(worker) for worker in range(workers))
 
-    def give(self, grant: Grant) -> None:
+    def give(self, grant: PullGrant) -> None:
         member = self.run.members[0]
         params = member.load(grant.reading.parts)
-        grant.reading.give_back()
+        grant.reading.release()
         place = grant.sequence * self.workers + grant.worker
         sums = member.gradient(params, self.run.data.batch(place))
         spans = Spans(time.perf_counter())

@@ -9,8 +9,8 @@ import jax
 import pytest
 
 from jaxdp.config import Config, build
+from jaxdp.data.pipeline import open_data
 from jaxdp.errors import BadInput
-from jaxdp.learn.data import open_data
 from jaxdp.records import BenchResult, quantile, step_time
 from jaxdp.report.tables import differences
 from jaxdp.run.bench import bench, window_sizes

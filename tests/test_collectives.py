@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from jaxdp import config
 from jaxdp.config import Config, ModelConfig, StrategyConfig
-from jaxdp.learn import shapes
-from jaxdp.mesh.collectives import Planned, minimum_bytes, moved_bytes, plan, summarise
-from jaxdp.mesh.compile import compile_step
-from jaxdp.mesh.discrepancies import compare
-from jaxdp.mesh.hlo import Collective, collectives
-from jaxdp.mesh.rules import STRATEGIES, Specs, axis_sizes
+from jaxdp.hlo.collectives import Collective, collectives
+from jaxdp.models import shapes
+from jaxdp.predict.discrepancies import compare
+from jaxdp.strategies.collectives import Planned, minimum_bytes, moved_bytes, plan, summarise
+from jaxdp.strategies.compile import compile_step
+from jaxdp.strategies.rules import STRATEGIES, Specs, axis_sizes
 
 MODEL = ModelConfig(layers=3, width=64, heads=4, ffn=128, context=16, vocab=128)
 

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdp import config
+from jaxdp.data import token_files
+from jaxdp.data.corpora import Corpus, open_corpus
 from jaxdp.errors import BadInput
-from jaxdp.learn import token_files
-from jaxdp.learn.corpora import Corpus, open_corpus
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_the_standard_library_is_real_text_and_the_same_every_time():
 
 def test_corpora_are_opened_without_jax():
     code = (
-        "import sys; from jaxdp.config import Config; from jaxdp.learn import corpora, data\n"
+        "import sys; from jaxdp.config import Config; from jaxdp.data import corpora, pipeline as data\n"
         "corpora.open_corpus(Config()); print([m for m in ('jax', 'grain', 'tokenizers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -267,13 +267,13 @@ def test_text_needs_a_vocabulary_that_holds_its_bytes(tmp_path):
 
 
 def test_a_large_token_file_is_scanned_once_until_it_changes(tmp_path, monkeypatch, cache_home):
-    monkeypatch.setattr("jaxdp.learn.corpora.REMEMBERED_BYTES", 1)
+    monkeypatch.setattr("jaxdp.data.corpora.REMEMBERED_BYTES", 1)
     path = tmp_path / "x.u16.bin"
     TOKENS.astype("<u2").tofile(path)
     first = corpus("tokens", path)
     (scan,) = (cache_home / "jaxdp").iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr("jaxdp.learn.corpora._scan", None)
+        patch.setattr("jaxdp.data.corpora._scan", None)
         assert corpus("tokens", path).sha256 == first.sha256
     scan.write_bytes(b"\0" * 100)  # a damaged cache is not believed
     assert corpus("tokens", path).sha256 == first.sha256
@@ -375,7 +375,7 @@ def test_a_tokenizer_encodes_each_document_whole_and_the_cache_is_used(tmp_path,
     assert stream(first) == expected
     (kept,) = (cache_home / "jaxdp").iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr("jaxdp.learn.text._encode", None)
+        patch.setattr("jaxdp.data.text._encode", None)
         assert corpus("files", tmp_path / "text", vocab=6, tokenizer=words).sha256 == first.sha256
     damaged = bytearray(kept.read_bytes())
     damaged[-1] ^= 1

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdp import config
-from jaxdp.learn.batch import Batch
-from jaxdp.learn.corpora import Corpus
-from jaxdp.learn.data import Data, open_data
+from jaxdp.data.batch import Batch
+from jaxdp.data.corpora import Corpus
+from jaxdp.data.pipeline import Data, open_data
 
 CONTEXT = 6
 
@@ -180,7 +180,7 @@ def test_the_description_is_strict_json_and_true(tmp_path):
 
 def test_opening_the_data_starts_no_backend():
     code = (
-        "from jaxdp.config import Config; from jaxdp.learn.data import open_data; open_data(Config()).batch(0)\n"
+        "from jaxdp.config import Config; from jaxdp.data.pipeline import open_data; open_data(Config()).batch(0)\n"
         "from jax._src.xla_bridge import backends_are_initialized; print(backends_are_initialized())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

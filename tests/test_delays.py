@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdp import draws
-from jaxdp.delay_spec import KEYS
-from jaxdp.delays import Delays, parse, read_trace
 from jaxdp.errors import BadInput
+from jaxdp.stragglers import draws
+from jaxdp.stragglers.delays import Delays, parse, read_trace
+from jaxdp.stragglers.spec import KEYS
 
 HARMONIC = {n: sum(1 / k for k in range(1, n + 1)) for n in (8, 32, 64, 256)}
 
@@ -249,5 +249,5 @@ def test_a_slower_worker_never_makes_the_slowest_faster(one: float, other: float
 
 
 def test_delays_import_no_jax() -> None:
-    code = "import sys, jaxdp.delays; assert not {'jax', 'scipy', 'matplotlib'} & set(sys.modules)"
+    code = "import sys, jaxdp.stragglers.delays; assert not {'jax', 'scipy', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

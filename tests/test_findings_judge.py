@@ -89,7 +89,8 @@ def test_f2_says_that_shared_cores_are_no_evidence():
 # F3: (overlapped over built, fastest over built)
 def fastest(*cells: tuple[float, float]) -> f3_fastest.Evidence:
     made = tuple(
-        f3_fastest.Cell("tiny", f"{place} x h100", *cell[:1], "fsdp", cell[1]) for place, cell in enumerate(cells)
+        f3_fastest.ClusterResult("tiny", f"{place} x h100", *cell[:1], "fsdp", cell[1])
+        for place, cell in enumerate(cells)
     )
     return f3_fastest.Evidence(made, (), True)
 
@@ -196,7 +197,7 @@ def choices(fits: list[float], not_fits: list[float], uneven: list[float]) -> f6
     kept: dict[f6_choice.Bottleneck, list[float]] = {"fits": fits, "does not fit": not_fits, "uneven": uneven}
     return f6_choice.Evidence(
         tuple(
-            f6_choice.Cell("tiny", "1 x h100", 4 if name == "uneven" else 1, name, "ddp", share, 2.0)
+            f6_choice.ClusterChoice("tiny", "1 x h100", 4 if name == "uneven" else 1, name, "ddp", share, 2.0)
             for name, shares in kept.items()
             for share in shares
         )

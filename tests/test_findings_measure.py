@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from jaxdp.config import load
-from jaxdp.plan.cost import mesh_cost
-from jaxdp.plan.hardware import load_hardware
+from jaxdp.predict.cost import mesh_cost
+from jaxdp.predict.hardware import load_hardware
 from jaxdp.run.folder import open_run
 from sims.findings import f1_memory, f2_crossover, f3_fastest, f4_uneven, f5_boundaries, f6_choice, figure1
 from sims.findings.claims import CLAIMS

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxdp.errors import JaxdpError
-from jaxdp.mesh.hlo import Collective, collectives
-from jaxdp.mesh.hlo_flops import Flops, flops
-from jaxdp.mesh.hlo_text import arrays, components, dtype_bits, parse
-from jaxdp.mesh.replica_groups import axis_groups, parse_groups
+from jaxdp.hlo.collectives import Collective, collectives
+from jaxdp.hlo.flops import Flops, flops
+from jaxdp.hlo.replica_groups import axis_groups, parse_groups
+from jaxdp.hlo.text import arrays, components, dtype_bits, parse
 
 P = PartitionSpec
 WHOLE = P()

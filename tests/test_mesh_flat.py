@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from jaxdp.config import Config, build
-from jaxdp.learn.batch import Batch
-from jaxdp.learn.shapes import parameters
-from jaxdp.mesh import latency
-from jaxdp.mesh.compile import build_step, compile_step
-from jaxdp.mesh.discrepancies import compare
-from jaxdp.mesh.flat import flat_unit, flatten, unflatten
-from jaxdp.mesh.flat_layout import flat_layout
-from jaxdp.mesh.hlo import Collective, collectives
-from jaxdp.plan.sharding import shards
-from jaxdp.plan.traffic import planned_collectives
+from jaxdp.data.batch import Batch
+from jaxdp.hlo.collectives import Collective, collectives
+from jaxdp.models.shapes import parameters
+from jaxdp.predict.discrepancies import compare
+from jaxdp.predict.sharding import shards
+from jaxdp.predict.traffic import planned_collectives
+from jaxdp.stragglers import latency
+from jaxdp.strategies.compile import build_step, compile_step
+from jaxdp.strategies.flat import flat_unit, flatten, unflatten
+from jaxdp.strategies.flat_layout import flat_layout
 
 # 6 blocks; 2, 3, 4 and 6 divide every size, 5 needs padding.
 MODEL = {"layers": 6, "width": 24, "heads": 2, "ffn": 48, "context": 16, "vocab": 48}

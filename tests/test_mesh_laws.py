@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp.mesh.rules import STRATEGIES
+from jaxdp.strategies.rules import STRATEGIES
 from tests.mesh_cases import batch, config, functions, largest_difference, losses_and_norms, reference, start
 
 STEPS = 5

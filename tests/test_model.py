@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxdp.config import Config, build
-from jaxdp.learn import shapes
-from jaxdp.learn.attention import blocked_attention, choose, cudnn_attention, rotary, xla_attention
-from jaxdp.learn.attention_form import MOST_BLOCKS, query_blocks
-from jaxdp.learn.batch import Batch
-from jaxdp.learn.model import Dropout, rms_norm
-from jaxdp.learn.params import Params
-from jaxdp.learn.task import Task, cast_fetch, make_task
+from jaxdp.data.batch import Batch
+from jaxdp.models import shapes
+from jaxdp.models.attention import blocked_attention, choose, cudnn_attention, rotary, xla_attention
+from jaxdp.models.attention_form import MAX_BLOCKS, query_blocks
+from jaxdp.models.transformer import Dropout, rms_norm
+from jaxdp.params import Params
+from jaxdp.task import Task, cast_fetch, make_task
 
 SMALL: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "ffn": 48, "context": 16, "vocab": 61}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -104,9 +104,9 @@ def _reference_attention(qkv: np.ndarray, model: Any) -> np.ndarray:
         q, k, v = _rotate(part(head)), _rotate(part(heads + group)), part(heads + groups + group)
         for t in range(qkv.shape[1]):
             scores = np.einsum("bk,bsk->bs", q[:, t], k[:, : t + 1]) / math.sqrt(width)
-            chances = np.exp(scores - scores.max(-1, keepdims=True))
-            chances /= chances.sum(-1, keepdims=True)
-            out[:, t, head * width : (head + 1) * width] = np.einsum("bs,bsk->bk", chances, v[:, : t + 1])
+            probs = np.exp(scores - scores.max(-1, keepdims=True))
+            probs /= probs.sum(-1, keepdims=True)
+            out[:, t, head * width : (head + 1) * width] = np.einsum("bs,bsk->bk", probs, v[:, : t + 1])
     return out
 
 
@@ -385,7 +385,7 @@ def test_the_masked_half_is_not_computed() -> None:
 def test_blocks_of_queries_cover_a_sequence_once_and_are_few(length: int, block: int) -> None:
     blocks = query_blocks(length, block)
     assert [start for start, _ in blocks] == [0, *(end for _, end in blocks[:-1])] and blocks[-1][1] == length
-    assert len(blocks) <= MOST_BLOCKS
+    assert len(blocks) <= MAX_BLOCKS
     assert all(end - start == blocks[0][1] for start, end in blocks[:-1])
 
 

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from jaxdp.plan.preflight import preflight
+from jaxdp.predict.preflight import preflight
 from jaxdp.run.oom import OutOfMemory, named
 from tests.mesh_cases import config
 

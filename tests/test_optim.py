@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxdp.config import OptimConfig
-from jaxdp.learn.optim import decayed, learning_rate_schedule, make_tx
+from jaxdp.optim import decayed, learning_rate_schedule, make_tx
 
 
 def params_and_gradients(steps: int) -> tuple[Any, list[Any]]:

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from jaxdp.config import Config, load
-from jaxdp.delays import parse
 from jaxdp.errors import BadInput
-from jaxdp.plan.advise import advise
-from jaxdp.plan.hardware import load_hardware
+from jaxdp.predict.advise import advise
+from jaxdp.predict.hardware import load_hardware
+from jaxdp.stragglers.delays import parse
 
 SLOW_WORKER = "persistent(factor=4,worker=0)"
 
@@ -127,8 +127,8 @@ def test_a_worker_that_is_not_there_is_bad_input():
 
 def test_an_advice_imports_no_jax():
     code = (
-        "import sys; from jaxdp.config import Config; from jaxdp.plan.advise import advise;"
-        "from jaxdp.plan.hardware import load_hardware; advise(Config(), load_hardware('h100x8'));"
+        "import sys; from jaxdp.config import Config; from jaxdp.predict.advise import advise;"
+        "from jaxdp.predict.hardware import load_hardware; advise(Config(), load_hardware('h100x8'));"
         "sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,13 +8,13 @@ import pytest
 
 from jaxdp.config import Config, build
 from jaxdp.errors import BadInput, Refused
-from jaxdp.mesh.collectives import summarise
-from jaxdp.mesh.discrepancies import Discrepancy
-from jaxdp.mesh.rules import STRATEGIES, Specs, replicated
-from jaxdp.plan.compiled import _finding, _require_libtpu, compiled_check, examine, topology_devices
-from jaxdp.plan.hardware import load_hardware
-from jaxdp.plan.preflight import preflight, require
-from jaxdp.plan.traffic import phases
+from jaxdp.predict.compiled import _finding, _require_libtpu, compiled_check, examine, topology_devices
+from jaxdp.predict.discrepancies import Discrepancy
+from jaxdp.predict.hardware import load_hardware
+from jaxdp.predict.preflight import preflight, require
+from jaxdp.predict.traffic import phases
+from jaxdp.strategies.collectives import summarise
+from jaxdp.strategies.rules import STRATEGIES, Specs, replicated
 
 MODEL = {"layers": 2, "width": 32, "heads": 4, "ffn": 64, "context": 16, "vocab": 64}
 

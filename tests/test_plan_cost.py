@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdp.config import Config, build
-from jaxdp.delays import parse
-from jaxdp.learn import shapes
-from jaxdp.plan.compute import Rates, Work, block_seconds, block_work
-from jaxdp.plan.cost import Computing, barrier_seconds, exposed_seconds, mesh_cost
-from jaxdp.plan.hardware import Hardware, load_hardware
-from jaxdp.plan.memory import memory, state_bytes_per_parameter
-from jaxdp.plan.server_cost import server_cost
-from jaxdp.plan.sharding import shards
-from jaxdp.plan.traffic import Phases, levels, phases, planned_collectives, tokens_for_balance
+from jaxdp.models import shapes
+from jaxdp.predict.compute import Rates, Work, block_seconds, block_work
+from jaxdp.predict.cost import Computing, barrier_seconds, exposed_seconds, mesh_cost
+from jaxdp.predict.hardware import Hardware, load_hardware
+from jaxdp.predict.memory import memory, state_bytes_per_parameter
+from jaxdp.predict.server_cost import server_cost
+from jaxdp.predict.sharding import shards
+from jaxdp.predict.traffic import Phases, levels, phases, planned_collectives, tokens_for_balance
+from jaxdp.stragglers.delays import parse
 
 GPT = {"layers": 4, "width": 256, "heads": 8, "ffn": 1024, "context": 256, "vocab": 1024, "tied": False}
 MESH = ("ddp", "zero1", "fsdp", "hsdp")

@@ -3,8 +3,8 @@
 import pytest
 
 from jaxdp.errors import BadInput
-from jaxdp.plan.hardware import load_hardware, preset
-from jaxdp.plan.presets import PRESETS
+from jaxdp.predict.hardware import load_hardware, preset
+from jaxdp.predict.presets import PRESETS
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdp.plan.network import (
+from jaxdp.predict.network import (
     Link,
     all_reduce,
     async_rate,
@@ -18,7 +18,7 @@ from jaxdp.plan.network import (
     two_level_all_reduce,
     two_level_pass,
 )
-from jaxdp.plan.traffic import tokens_for_balance
+from jaxdp.predict.traffic import tokens_for_balance
 
 sizes = st.floats(1, 1e12)
 devices = st.integers(2, 512)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from jaxdp.config import Config, build
 from jaxdp.errors import BadInput, Refused
-from jaxdp.mesh.flat_layout import FlatLayout
-from jaxdp.mesh.rules import STRATEGIES, Specs, replicated
-from jaxdp.plan.preflight import preflight, require
+from jaxdp.predict.preflight import preflight, require
+from jaxdp.strategies.flat_layout import FlatLayout
+from jaxdp.strategies.rules import STRATEGIES, Specs, replicated
 
 F5 = {"layers": 6, "width": 384, "heads": 12, "ffn": 1536}
 
@@ -178,7 +178,7 @@ def test_shards_of_sound_rules_add_up(devices, strategy):
 
 def test_the_fast_check_imports_no_jax():
     code = (
-        "import sys; from jaxdp.config import build; from jaxdp.plan.preflight import preflight;"
+        "import sys; from jaxdp.config import build; from jaxdp.predict.preflight import preflight;"
         "preflight(build({}), 4); sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

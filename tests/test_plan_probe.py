@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdp.plan.hardware import load_hardware
-from jaxdp.plan.network import COLLECTIVES, Link, all_reduce, interpolate, ring_pass
-from jaxdp.plan.probe import by_host, probe, to_toml
-from jaxdp.plan.probe_links import fit_link, rounds, without_gather
+from jaxdp.predict.hardware import load_hardware
+from jaxdp.predict.network import COLLECTIVES, Link, all_reduce, interpolate, ring_pass
+from jaxdp.predict.probe import by_host, probe, to_toml
+from jaxdp.predict.probe_links import fit_link, rounds, without_gather
 
 SIZES = [2.0**k for k in range(12, 24)]
 kinds = st.sampled_from(sorted(COLLECTIVES))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp.study.write import study, write
+from jaxdp.report.analysis.write import study, write
 from tests.report_cases import DIP, SPLIT, finding, row, write_run, write_sweep
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdp.study.compare import judge
-from jaxdp.study.quantities import LAST_LOSS, STATE, STEP_TIME, THROUGHPUT
-from jaxdp.study.spread import Spread, spread
-from jaxdp.study.write import Study, sections_of, study
+from jaxdp.report.analysis.compare import judge
+from jaxdp.report.analysis.metrics import LAST_LOSS, STATE, STEP_TIME, THROUGHPUT
+from jaxdp.report.analysis.spread import Spread, spread
+from jaxdp.report.analysis.write import Study, sections_of, study
 from tests.report_cases import result, row, write_run, write_sweep
 
 
@@ -62,7 +62,7 @@ def test_two_folders_with_the_same_cells_are_compared_and_stay_apart(tmp_path: P
     found = two_dates(tmp_path)
     assert found.compared == ("monday", "tuesday")
     assert {cell.label for cell in found.cells} == {"ddp · monday", "ddp · tuesday"}
-    told = {(each.cell.devices, each.quantity.key): each for each in found.differences}
+    told = {(each.cell.devices, each.metric.key): each for each in found.differences}
     slower = told[2, "tokens_per_second"]
     assert slower.matters and slower.judgement == "worse" and slower.ratio == pytest.approx(1401 / 2001)
     assert told[1, "tokens_per_second"].judgement == "same"
@@ -94,8 +94,8 @@ def test_two_sweeps_are_compared_by_their_axes(tmp_path: Path) -> None:
     faster = [row("ddp", 1, 200.0, repeat, axes=axes) for repeat in range(2)]
     other = [row("ddp", 1, 999.0, repeat, axes={"model.width": 128}) for repeat in range(2)]
     a, b = write_sweep(tmp_path / "a", rows), write_sweep(tmp_path / "b", [*faster, *other])
-    told = [each for each in study([a, b]).differences if each.quantity is THROUGHPUT]
-    assert [(each.cell.scene, each.ratio, each.judgement) for each in told] == [("width=64", 2.0, "better")]
+    told = [each for each in study([a, b]).differences if each.metric is THROUGHPUT]
+    assert [(each.cell.conditions, each.ratio, each.judgement) for each in told] == [("width=64", 2.0, "better")]
 
 
 def test_the_page_says_which_is_a_and_which_is_b(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_single_runs_spread_is_that_of_its_windows(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", "ddp", 1, 1000.0)
     near, far = write_run(tmp_path / "b", "ddp", 1, 1040.0), write_run(tmp_path / "c", "ddp", 1, 1200.0)
     judged = [
-        next(each for each in study([a, other]).differences if each.quantity is THROUGHPUT) for other in (near, far)
+        next(each for each in study([a, other]).differences if each.metric is THROUGHPUT) for other in (near, far)
     ]
     assert [(each.judgement, each.doubtful) for each in judged] == [("within spread", False), ("better", True)]
     assert result("ddp", 1, 1000.0)["step_time_s"]["n"] == 10

@@ -21,11 +21,11 @@ from cli import main
 from jaxdp.config import dotted
 from jaxdp.errors import BadInput
 from jaxdp.report import style
+from jaxdp.report.analysis.write import sections_of, study, to_csv
 from jaxdp.report.charts import draw, slug
 from jaxdp.report.markdown import markdown
 from jaxdp.report.page import html, prose_html, write_page
-from jaxdp.report.section import Cell, Chart, Point, Section, Series, Table, Verdict, groups_of
-from jaxdp.study.write import sections_of, study, to_csv
+from jaxdp.report.section import Chart, Point, Section, Series, Table, TableCell, Verdict, groups_of
 from tests.report_cases import dip_rows, row, write_run, write_sweep
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&|`*"
@@ -57,13 +57,13 @@ def page_of(*sections: Section, title: str = "T", documents: dict | None = None)
 
 def evil_section() -> Section:
     point = Point(1, 2.0, 1.0, 3.0, {EVIL: EVIL}, EVIL, EVIL)
-    table = Table([EVIL], [[EVIL], [Cell(EVIL, EVIL, EVIL)]], [EVIL, ""], EVIL)
+    table = Table([EVIL], [[EVIL], [TableCell(EVIL, EVIL, EVIL)]], [EVIL, ""], EVIL)
     chart = Chart(EVIL, EVIL, EVIL, [Series(EVIL, [point], EVIL)], note=EVIL, categories=[EVIL, EVIL])
     return Section(EVIL, EVIL, table, [chart], f"<svg>{EVIL}</svg>", Verdict(EVIL, "good"))
 
 
 def test_no_text_of_a_run_becomes_an_element() -> None:
-    table = Table(["x"], [["x"], [Cell("x", "x", "x")]], ["x", ""], "x")
+    table = Table(["x"], [["x"], [TableCell("x", "x", "x")]], ["x", ""], "x")
     chart = Chart("x", "x", "x", [Series("x", [Point(1, 2.0)], "x")])
     plain = Section("x", "x", table, [chart], "<svg/>", Verdict("x", "good"))
     evil = Elements(page_of(evil_section(), title=EVIL, documents={EVIL: {EVIL: EVIL}}))
@@ -103,7 +103,7 @@ def test_only_the_pages_own_script_may_run_and_nothing_is_loaded() -> None:
 
 
 def test_unknown_is_a_dash_without_a_value_and_never_zero() -> None:
-    table = Table(["a", "b"], [[None, 0.0], [float("nan"), Cell("1 k", 1000.0)]])
+    table = Table(["a", "b"], [[None, 0.0], [float("nan"), TableCell("1 k", 1000.0)]])
     cells = re.findall(r"<td([^>]*)>([^<]*)</td>", page_of(Section("x", table=table)))
     assert [text for _, text in cells] == ["—", "0", "—", "1 k"]
     assert ["data-value" in attributes for attributes, _ in cells] == [False, True, False, True]
@@ -194,12 +194,12 @@ def dip(tmp_path: Path) -> Path:
 
 def test_the_csv_has_every_quantity_once_and_efficiency(tmp_path: Path) -> None:
     lines = list(csv.DictReader(StringIO(to_csv(study([dip(tmp_path)])))))
-    keys = [(line["strategy"], line["devices"], line["scaling"], line["quantity"]) for line in lines]
+    keys = [(line["strategy"], line["devices"], line["scaling"], line["metric"]) for line in lines]
     assert len(set(keys)) == len(keys)
-    at_four = next(line for line in lines if line["strategy"] == "fsdp" and line["quantity"] == "efficiency"
+    at_four = next(line for line in lines if line["strategy"] == "fsdp" and line["metric"] == "efficiency"
                    and line["devices"] == "4")  # fmt: skip
     assert float(at_four["median"]) == pytest.approx(0.6) and at_four["n"] == "3"
-    assert not any(line["quantity"] == "communication_share" for line in lines)  # unknown: no line, and no 0
+    assert not any(line["metric"] == "communication_share" for line in lines)  # unknown: no line, and no 0
 
 
 def test_the_sections_say_cpu_the_bend_and_what_failed(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxdp.report.analysis.load import load
+from jaxdp.report.analysis.run_groups import with_time_to_loss
+from jaxdp.report.analysis.steps import Steps, thinned
 from jaxdp.strict_json import write_json
-from jaxdp.study.cells import with_time_to_loss
-from jaxdp.study.load import load
-from jaxdp.study.steps import Steps, thinned
 from tests.report_cases import CONTEXT, mesh_steps, write_run
 
 BATCH = 16 * CONTEXT

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from jaxdp.errors import BadInput
 from jaxdp.records import SweepRow
-from jaxdp.study.bends import LEAST_SHORTFALL, bends_of
-from jaxdp.study.cells import Curve, cells_of, curves_of, with_axes
-from jaxdp.study.load import Measurement, load
-from jaxdp.study.quantities import COMPILED, PEAK, STEP_TIME, THROUGHPUT
-from jaxdp.study.spread import Spread, apart, spread
-from jaxdp.study.terminal import print_study
-from jaxdp.study.write import study, write
+from jaxdp.report.analysis.bends import MIN_SHORTFALL, bends_of
+from jaxdp.report.analysis.load import Measurement, load
+from jaxdp.report.analysis.metrics import COMPILED, PEAK, STEP_TIME, THROUGHPUT
+from jaxdp.report.analysis.run_groups import Curve, cells_of, curves_of, with_axes
+from jaxdp.report.analysis.spread import Spread, apart, spread
+from jaxdp.report.analysis.terminal import print_study
+from jaxdp.report.analysis.write import study, write
 from tests.report_cases import DIP, SPLIT, dip_rows, finding, record, result, row, write_run, write_sweep
 
 
@@ -99,7 +99,7 @@ def test_a_batch_that_changes_otherwise_is_neither() -> None:
 def test_axes_of_the_strategy_name_its_line_and_others_the_scene() -> None:
     rows = [row("fsdp", 2, 1.0, axes={"strategy.unit": "flat", "model.width": 64, "server.policy": "ssp"})]
     (cell,) = cells_of(with_axes(measured(rows)))
-    assert (cell.label, cell.scene) == ("fsdp unit=flat", "width=64")
+    assert (cell.label, cell.conditions) == ("fsdp unit=flat", "width=64")
 
 
 def test_runs_get_the_settings_that_vary_as_axes_but_never_the_seed(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_runs_get_the_settings_that_vary_as_axes_but_never_the_seed(tmp_path: Pa
     write_run(tmp_path / "c", "ddp", 2, 50.0, model={"layers": 4, "width": 128, "context": 64})
     runs = with_axes(load(tmp_path, "runs"))
     assert [dict(run.axes) for run in runs] == [{"model.width": 64}, {"model.width": 64}, {"model.width": 128}]
-    assert [(cell.scene, len(cell.runs)) for cell in cells_of(runs)] == [("width=128", 1), ("width=64", 2)]
+    assert [(cell.conditions, len(cell.runs)) for cell in cells_of(runs)] == [("width=128", 1), ("width=64", 2)]
 
 
 def test_a_setting_of_another_strategy_makes_no_scene(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_every_bend_lies_below_both_its_neighbours(shares: list[float]) -> None:
     efficiency = {point.cell.devices: point.efficiency.median for point in curve.points}
     for bend in bends_of(curve):
         assert bend.before < bend.devices < bend.after
-        least = (1 - LEAST_SHORTFALL) * min(efficiency[bend.before], efficiency[bend.after])
+        least = (1 - MIN_SHORTFALL) * min(efficiency[bend.before], efficiency[bend.after])
         assert bend.efficiency < least and bend.efficiency < bend.expected
 
 

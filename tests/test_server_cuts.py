@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdp.server.cuts import join, make_cuts, take
+from jaxdp.server.partition import join, make_cuts, take
 
 SHAPES = st.lists(st.lists(st.integers(1, 7), max_size=3).map(tuple), min_size=1, max_size=6)
 

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from jaxdp.config import Config, build
+from jaxdp.data.pipeline import open_data
 from jaxdp.errors import BadInput
-from jaxdp.learn.data import open_data
 from jaxdp.server.run import ServerRun
 from jaxdp.server.shard_plan import names_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxdp.config import Config, build
-from jaxdp.learn.data import open_data
+from jaxdp.data.pipeline import open_data
 from jaxdp.server.run import ServerRun
 from jaxdp.server.shard_plan import names_of
 

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxdp.data.batch import Batch
 from jaxdp.errors import BadInput, JaxdpError
-from jaxdp.learn.batch import Batch
-from jaxdp.learn.task import TrainState
 from jaxdp.records import StepRecord
 from jaxdp.server.arrays import make_update
 from jaxdp.server.run import ServerRun
 from jaxdp.server.shard_plan import names_of
+from jaxdp.task import TrainState
 from tests.server_cases import BATCH, Bigrams, config, plain_step, round_robin, server_run
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -325,7 +325,7 @@ def test_updates_are_made_in_place_when_nobody_reads() -> None:
     reading = engine.read(loop.core.version)
     list(loop.serve(4))
     assert address() != start
-    reading.give_back()
+    reading.release()
 
 
 def test_a_nonfinite_update_is_skipped_when_asked() -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from cli.sim import sim
 from jaxdp.errors import BadInput
-from sims import setting
+from sims import scenario
 from sims.published import EXPERIMENTS
 
 TRACES = Path(__file__).parents[1] / "sims" / "data"
@@ -145,14 +145,14 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         assert words in refusal("--config", path)
 
 
-@pytest.mark.parametrize("name", setting.shipped_names())
+@pytest.mark.parametrize("name", scenario.shipped_names())
 def test_shipped_simulations_load_and_print_themselves(name: str, tmp_path: Path) -> None:
     printed = invoke(name, "--print-config")
     assert printed.exit_code == 0
     path = tmp_path / "printed.toml"
     path.write_text(printed.stdout)
-    assert setting.load([str(path)], {}, {}) == setting.load([name], {}, {})
-    assert name in setting.headline(setting.find(name))
+    assert scenario.load([str(path)], {}, {}) == scenario.load([name], {}, {})
+    assert name in scenario.headline(scenario.find(name))
 
 
 def test_later_files_and_overrides_win(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_later_files_and_overrides_win(tmp_path: Path) -> None:
 
 def test_list_names_everything() -> None:
     shown = invoke("list").stdout
-    for name in (*EXPERIMENTS, *setting.shipped_names()):
+    for name in (*EXPERIMENTS, *scenario.shipped_names()):
         assert name in shown
     document = json.loads(invoke("list", "--json").stdout)
     assert set(document["experiments"]) == set(EXPERIMENTS)

@@ -8,7 +8,7 @@ import pytest
 
 from sims.outcome import Outcome
 from sims.results import simulate, summary
-from sims.setting import build
+from sims.scenario import build
 from sims.strategy import Strategy, StrategyName
 
 DDP, ASYNC = Strategy(name="ddp"), Strategy(name="ps")
@@ -17,8 +17,8 @@ DDP, ASYNC = Strategy(name="ddp"), Strategy(name="ps")
 def run(
     strategy: Strategy, delays: str = "", workers: int = 8, steps: int = 2000, seed: int = 0, **more: Any
 ) -> Outcome:
-    setting = build({"workers": workers, "steps": steps, "delays": delays, **more})
-    return simulate(setting, strategy, seed)
+    scenario = build({"workers": workers, "steps": steps, "delays": delays, **more})
+    return simulate(scenario, strategy, seed)
 
 
 def step_s(outcome: Outcome) -> float:

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from cli.sim import sim
 from jaxdp.errors import BadInput
 from sims.curve import Curve, Point, Training, time_to_loss
-from sims.gradients import Workshop, best_of_grid, train
+from sims.gradients import TrainingSetup, best_of_grid, train
 from sims.outcome import Outcome
-from sims.setting import Setting, build
+from sims.scenario import Scenario, build
 from sims.strategy import Strategy
 
 SMALL = """
@@ -38,23 +38,23 @@ DDP, ASYNC = Strategy(name="ddp"), Strategy(name="ps")
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+def setup(tmp_path_factory: pytest.TempPathFactory) -> TrainingSetup:
     path = tmp_path_factory.mktemp("configs") / "small.toml"
     path.write_text(SMALL)
-    return Workshop(setting(str(path)), 0)
+    return TrainingSetup(scenario(str(path)), 0)
 
 
 @pytest.fixture(scope="module")
-def ddp(shop: Workshop) -> tuple[Point, ...]:
-    return train(shop, DDP)[1]
+def ddp(setup: TrainingSetup) -> tuple[Point, ...]:
+    return train(setup, DDP)[1]
 
 
 @pytest.fixture(scope="module")
-def free(shop: Workshop) -> tuple[Outcome, tuple[Point, ...]]:
-    return train(shop, ASYNC)
+def free(setup: TrainingSetup) -> tuple[Outcome, tuple[Point, ...]]:
+    return train(setup, ASYNC)
 
 
-def setting(path: str, **more: Any) -> Setting:
+def scenario(path: str, **more: Any) -> Scenario:
     values = {"workers": 4, "steps": 12, "delays": "pace(seconds=1),persistent(factor=4,worker=0)", "train": path}
     return build({**values, **more})
 
@@ -72,22 +72,26 @@ def losses(points: tuple[Point, ...]) -> list[float]:
     ],
     ids=lambda strategy: strategy.label,
 )
-def test_in_lockstep_the_loss_curve_is_that_of_ddp(shop: Workshop, ddp: tuple[Point, ...], strategy: Strategy) -> None:
+def test_in_lockstep_the_loss_curve_is_that_of_ddp(
+    setup: TrainingSetup, ddp: tuple[Point, ...], strategy: Strategy
+) -> None:
     expected = ddp
-    _, found = train(shop, strategy)
+    _, found = train(setup, strategy)
     np.testing.assert_allclose(losses(found), losses(expected), rtol=1e-5)
     np.testing.assert_allclose([p.virtual_time_s for p in found], [p.virtual_time_s for p in expected], rtol=1e-9)
     assert [p.tokens for p in found] == [p.tokens for p in expected] == [128 * step for step in range(1, 13)]
     assert losses(expected)[-1] < losses(expected)[0]
 
 
-def test_the_same_seed_trains_the_same_to_the_bit(shop: Workshop, free: tuple[Outcome, tuple[Point, ...]]) -> None:
-    assert train(shop, ASYNC)[1] == free[1]
+def test_the_same_seed_trains_the_same_to_the_bit(
+    setup: TrainingSetup, free: tuple[Outcome, tuple[Point, ...]]
+) -> None:
+    assert train(setup, ASYNC)[1] == free[1]
 
 
 @pytest.mark.slow
-def test_a_worker_alone_trains_like_ddp(shop: Workshop) -> None:
-    alone = Workshop(replace(shop.setting, workers=1), 0)
+def test_a_worker_alone_trains_like_ddp(setup: TrainingSetup) -> None:
+    alone = TrainingSetup(replace(setup.scenario, workers=1), 0)
     np.testing.assert_allclose(losses(train(alone, ASYNC)[1]), losses(train(alone, DDP)[1]), rtol=1e-5)
 
 
@@ -102,34 +106,34 @@ def test_asynchronous_training_is_faster_and_stale(
 
 @pytest.mark.parametrize("correction", ["lr_over_staleness", "delay_compensation"])
 def test_corrections_change_the_training_and_not_its_times(
-    shop: Workshop, free: tuple[Outcome, tuple[Point, ...]], correction: Any
+    setup: TrainingSetup, free: tuple[Outcome, tuple[Point, ...]], correction: Any
 ) -> None:
     plain = free[1]
-    _, corrected = train(shop, Strategy(name="ps", correction=correction))
+    _, corrected = train(setup, Strategy(name="ps", correction=correction))
     assert [p.virtual_time_s for p in corrected] == [p.virtual_time_s for p in plain]
     assert losses(corrected) != losses(plain)
     assert all(map(math.isfinite, losses(corrected)))
 
 
-def test_small_batches_make_n_updates_a_step(shop: Workshop, ddp: tuple[Point, ...]) -> None:
-    _, points = train(shop, Strategy(name="ddp_small_batch"))
+def test_small_batches_make_n_updates_a_step(setup: TrainingSetup, ddp: tuple[Point, ...]) -> None:
+    _, points = train(setup, Strategy(name="ddp_small_batch"))
     assert [p.tokens for p in points] == [128 * step for step in range(1, 13)]
     assert losses(points)[-1] < losses(ddp)[-1]  # four times as many updates of these few
 
 
-def test_an_outage_loses_a_gradient_and_no_more(shop: Workshop) -> None:
-    failing = replace(shop.setting, delays="pace(seconds=1),fail(mtbf_s=4,restart_s=2,worker=1)")
-    lossy = Workshop(failing, 0)
-    lossy.__dict__["initial"] = shop.initial
+def test_an_outage_loses_a_gradient_and_no_more(setup: TrainingSetup) -> None:
+    failing = replace(setup.scenario, delays="pace(seconds=1),fail(mtbf_s=4,restart_s=2,worker=1)")
+    lossy = TrainingSetup(failing, 0)
+    lossy.__dict__["initial"] = setup.initial
     outcome, points = train(lossy, Strategy(name="ps", policy="softsync", group=2))
     assert outcome.wasted > 0
     assert len(points) >= 10
     assert all(map(math.isfinite, losses(points)))
 
 
-def test_the_grid_keeps_the_rate_that_ends_lowest(shop: Workshop) -> None:
+def test_the_grid_keeps_the_rate_that_ends_lowest(setup: TrainingSetup) -> None:
     grid = (0.01, 1e-5, 100.0)
-    workshop = Workshop(replace(shop.setting, learning_rates=grid), 0)
+    workshop = TrainingSetup(replace(setup.scenario, learning_rates=grid), 0)
     _, training = best_of_grid(workshop, ASYNC)
     assert training.learning_rate == 0.01
     assert set(training.ends) == set(grid)
@@ -137,21 +141,21 @@ def test_the_grid_keeps_the_rate_that_ends_lowest(shop: Workshop) -> None:
 
 
 @pytest.mark.slow
-def test_the_learning_rate_of_the_grid_reaches_the_mesh_step(shop: Workshop, ddp: tuple[Point, ...]) -> None:
-    _, hardly = train(shop, DDP, learning_rate=1e-6)
+def test_the_learning_rate_of_the_grid_reaches_the_mesh_step(setup: TrainingSetup, ddp: tuple[Point, ...]) -> None:
+    _, hardly = train(setup, DDP, learning_rate=1e-6)
     assert losses(hardly)[0] == losses(ddp)[0]
     assert losses(hardly)[-1] > losses(ddp)[-1] + 0.05
 
 
-def test_a_batch_the_workers_do_not_divide_is_refused(shop: Workshop) -> None:
+def test_a_batch_the_workers_do_not_divide_is_refused(setup: TrainingSetup) -> None:
     with pytest.raises(BadInput, match="global_batch"):
-        Workshop(replace(shop.setting, workers=3), 0)
+        TrainingSetup(replace(setup.scenario, workers=3), 0)
 
 
-def test_the_command_repeats_to_the_byte(shop: Workshop, tmp_path: Path) -> None:
+def test_the_command_repeats_to_the_byte(setup: TrainingSetup, tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(sim)
-    flags = ["--gradients", "--train", shop.setting.train, "--strategy", "ps", "--workers", "4", "--steps", "8"]
+    flags = ["--gradients", "--train", setup.scenario.train, "--strategy", "ps", "--workers", "4", "--steps", "8"]
     flags += ["--compute-s", "1", "--delays", "lognormal(sigma=.3)", "--until-loss", "4.5", "--json", "--quiet"]
     documents = []
     for name in ("one", "two"):

@@ -18,7 +18,7 @@ from jaxdp.timeline import Timeline
 from sims.network import SharedLink
 from sims.outcome import Outcome
 from sims.results import simulate, summary
-from sims.setting import Setting, build
+from sims.scenario import Scenario, build
 from sims.strategy import Strategy
 
 DDP, ASYNC = Strategy(name="ddp"), Strategy(name="ps")
@@ -73,10 +73,10 @@ def test_the_quick_way_equals_the_event_loop(
 ) -> None:
     """A timeline makes the simulator go through every event and the state machine."""
     times = {"latency_s": latency_ms / 1e3, "apply_s": apply_ms / 1e3, "message_bytes": 10**6}
-    setting = build({"workers": workers, "steps": steps, "compute_s": 0.1, "delays": spec, **times, **link})
+    scenario = build({"workers": workers, "steps": steps, "compute_s": 0.1, "delays": spec, **times, **link})
     strategy = Strategy(name="ps", server_shards=shards)
-    quick = simulate(setting, strategy, seed)
-    assert plain(quick) == plain(simulate(setting, strategy, seed, Timeline(workers)))
+    quick = simulate(scenario, strategy, seed)
+    assert plain(quick) == plain(simulate(scenario, strategy, seed, Timeline(workers)))
 
 
 def test_simpy_agrees() -> None:
@@ -114,23 +114,23 @@ LOCKSTEP = [Strategy(name="ps", policy="sync"), SSP[0], Strategy(name="ps", poli
 @pytest.mark.parametrize("strategy", LOCKSTEP, ids=lambda strategy: strategy.label)
 @pytest.mark.parametrize("seed", range(3))
 def test_lockstep_policies_make_the_updates_of_ddp(strategy: Strategy, seed: int) -> None:
-    setting = build(
+    scenario = build(
         {"workers": 5, "steps": 40, "compute_s": 1.0, "delays": "exponential(mean_s=1),markov(on_s=9,off_s=9,factor=3)"}
     )
     recorder = Recorder()
-    outcome = simulate(setting, strategy, seed, learner=recorder)
+    outcome = simulate(scenario, strategy, seed, learner=recorder)
     assert [update.version for update in recorder.updates] == list(range(1, 41))
     for step, update in enumerate(recorder.updates):
         assert [push.payload for push in update.pushes] == [(worker, step) for worker in range(5)]
         assert update.staleness == (0,) * 5
-    assert outcome.virtual_time_s == pytest.approx(simulate(setting, DDP, seed).virtual_time_s, rel=1e-7)
+    assert outcome.virtual_time_s == pytest.approx(simulate(scenario, DDP, seed).virtual_time_s, rel=1e-7)
 
 
 @pytest.mark.parametrize("strategy", [ASYNC, SSP[2], *LOCKSTEP], ids=lambda strategy: strategy.label)
 def test_a_worker_alone_is_plain_sgd(strategy: Strategy) -> None:
     recorder = Recorder()
-    setting = build({"workers": 1, "steps": 30, "compute_s": 1.0, "delays": "lognormal(sigma=.3)"})
-    outcome = simulate(setting, strategy, 0, learner=recorder)
+    scenario = build({"workers": 1, "steps": 30, "compute_s": 1.0, "delays": "lognormal(sigma=.3)"})
+    outcome = simulate(scenario, strategy, 0, learner=recorder)
     assert [update.pushes[0].payload for update in recorder.updates] == [(0, step) for step in range(30)]
     assert set(outcome.staleness) == {0}
 
@@ -251,11 +251,11 @@ def test_memory_does_not_grow_with_the_steps(label: str) -> None:
     code = f"""
 import resource
 from sims.results import simulate
-from sims.setting import Setting
+from sims.scenario import Scenario
 from sims.strategy import Strategy
 peaks = []
 for steps in (2_500, 25_000):
-    simulate(Setting(workers=8, steps=steps, delays="exponential(mean_s=1)"), {strategy}, 0)
+    simulate(Scenario(workers=8, steps=steps, delays="exponential(mean_s=1)"), {strategy}, 0)
     peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 print(peaks[1] - peaks[0])
 """
@@ -273,4 +273,4 @@ def test_a_run_without_time_is_refused() -> None:
 
 def test_summaries_count() -> None:
     assert summary({0: 98, 5: 1, 9: 1}) == {"mean": 0.14, "p50": 0, "p99": 5, "max": 9}
-    assert isinstance(Setting(compute_s=1.0).base_s, np.ndarray)
+    assert isinstance(Scenario(compute_s=1.0).base_s, np.ndarray)

@@ -11,11 +11,11 @@ import pytest
 
 from jaxdp.config import load, shipped_names
 from jaxdp.errors import BadInput
-from jaxdp.plan.preflight import preflight
+from jaxdp.predict.preflight import preflight
 from jaxdp.records import SweepRow
 from jaxdp.run import oom
-from jaxdp.sweep.cells import Cell, in_order, make_cells
 from jaxdp.sweep.outcome import outcome
+from jaxdp.sweep.points import SweepPoint, in_order, make_cells
 from jaxdp.sweep.run import remaining_s
 from jaxdp.sweep.spec import SHIPPED_SWEEPS, load_spec
 
@@ -34,7 +34,7 @@ def write(tmp_path: Path) -> Write:
     return write
 
 
-def cells_of(source: str) -> list[Cell]:
+def cells_of(source: str) -> list[SweepPoint]:
     return make_cells(load_spec(source))
 
 

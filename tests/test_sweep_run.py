@@ -21,7 +21,7 @@ from jaxdp.errors import BadInput
 from jaxdp.job import child
 from jaxdp.records import SweepRow
 from jaxdp.run.folder import open_run
-from jaxdp.sweep.cells import Run, make_cells
+from jaxdp.sweep.points import Run, make_cells
 from jaxdp.sweep.run import open_sweep, read_rows, run_sweep
 from jaxdp.sweep.spec import load_spec
 

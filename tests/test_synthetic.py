@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxdp import config
-from jaxdp.learn import synthetic
-from jaxdp.learn.corpora import Corpus, open_corpus
+from jaxdp.data import synthetic
+from jaxdp.data.corpora import Corpus, open_corpus
 
 
 def source(seed: int = 0, **data) -> Corpus:

@@ -10,7 +10,7 @@ import pytest
 
 from jaxdp.timeline import LANES, SERVER, Timeline
 from sims.results import simulate
-from sims.setting import build
+from sims.scenario import build
 from sims.strategy import Strategy
 
 NETWORK = {"message_bytes": 10**6, "nic_gbps": 1.0, "server_nic_gbps": 2.0, "latency_s": 0.001, "apply_s": 0.002}

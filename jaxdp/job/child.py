@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from jaxdp.job.launch import MINDER
+from jaxdp.job.launch import REAPER
 
 GRACE_S = 5.0
 
 # Tells the minder of its process group and only then becomes the command: there is no moment to slip through. Not a
 # `preexec_fn`, which must not be used where threads run, such as a progress bar's.
-LEASH = """
+EXEC_IN_GROUP = """
 import os, sys
 minder, command = int(sys.argv[1]), sys.argv[2:]
 os.write(minder, b"%d\\n" % os.getpid())
@@ -31,12 +31,12 @@ def started(command: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes]) -> 
     """The command's process, without input and in a process group of its own; at the end of the `with` all of it is
     ended: asked first, killed after `GRACE_S`. SIGKILL of this process kills it too."""
     python = [sys.executable, "-I", "-S", "-c"]
-    minder = subprocess.Popen([*python, MINDER], stdin=subprocess.PIPE, start_new_session=True)
+    minder = subprocess.Popen([*python, REAPER], stdin=subprocess.PIPE, start_new_session=True)
     assert minder.stdin is not None
     try:
         told = minder.stdin.fileno()
         process = subprocess.Popen(
-            [*python, LEASH, str(told), *command],
+            [*python, EXEC_IN_GROUP, str(told), *command],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

@@ -24,7 +24,7 @@ from jaxdp.job import stop as stopping
 from jaxdp.job.device_shares import device_shares
 from jaxdp.job.stop import StopFlag
 
-MOST_PROCESSES = 64
+MAX_PROCESSES = 64
 GRACE_S = 2.0  # for the others to end by SIGTERM when a rank has failed
 REFUSAL_S = 10.0  # for the others to tell the same refusal
 SETTLE_S = 0.5  # peers of a dead rank fail within milliseconds: so long is waited to see which was the first
@@ -36,7 +36,7 @@ TAIL_LINE_BYTES = 2000
 
 # Outlives the launcher by a moment: when its input ends, however the launcher ended, so does every process group
 # it was told of, with all that the ranks themselves have started.
-MINDER = """
+REAPER = """
 import os, signal, sys
 for group in sys.stdin.read().split():
     try:
@@ -86,14 +86,14 @@ def launch(
     this process's stdout and stderr. Raises `BadInput` before anything starts. Whatever ends this process, no rank
     and nothing a rank started is left.
     """
-    if processes > MOST_PROCESSES:
+    if processes > MAX_PROCESSES:
         raise BadInput(
-            f"-n {processes}: more than {MOST_PROCESSES} processes on one host; "
+            f"-n {processes}: more than {MAX_PROCESSES} processes on one host; "
             "raise --devices-per-process instead, or start them on several hosts"
         )
     shares = device_shares(processes, devices_per_process)
     address = f"127.0.0.1:{free_port() if port is None else checked_port(port)}"
-    minder = subprocess.Popen([sys.executable, "-I", "-S", "-c", MINDER], stdin=subprocess.PIPE, start_new_session=True)
+    minder = subprocess.Popen([sys.executable, "-I", "-S", "-c", REAPER], stdin=subprocess.PIPE, start_new_session=True)
     assert minder.stdin is not None
     try:
         ranks = []

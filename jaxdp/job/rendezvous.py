@@ -15,8 +15,8 @@ from jaxdp.errors import BadInput, JaxdpError
 RETRY_S = 0.2
 REFUSAL_S = 30.0  # how long one that refuses waits for the others to tell them
 ANSWER_S = 10.0  # beyond the time that process 0 waits for the last one
-MOST_BYTES = 65_536  # a message's; longer ones are no process of ours
-MOST_CHARACTERS = 8000  # of a refusal
+MAX_BYTES = 65_536  # a message's; longer ones are no process of ours
+MAX_CHARACTERS = 8000  # of a refusal
 LOOPBACK = ("127.0.0.1", "::1")
 
 
@@ -73,7 +73,7 @@ def meet(
     within `timeout_s`, or once `stop` is true.
     """
     wait = Wait(timeout_s, stop)
-    own = own and own._replace(message=own.message[:MOST_CHARACTERS])
+    own = own and own._replace(message=own.message[:MAX_CHARACTERS])
     if process_id == 0:
         return _receive(address, processes, timeout_s, own, wait)
     return _report(address, processes, process_id, timeout_s, own, wait)
@@ -195,9 +195,9 @@ def _read(connection: socket.socket, wait: Wait) -> Any:
     """One message, or None if none came."""
     connection.settimeout(RETRY_S)
     line = b""
-    while not line.endswith(b"\n") and len(line) < MOST_BYTES and wait.goes_on():
+    while not line.endswith(b"\n") and len(line) < MAX_BYTES and wait.goes_on():
         try:
-            part = connection.recv(MOST_BYTES)
+            part = connection.recv(MAX_BYTES)
         except TimeoutError:
             continue
         except OSError:

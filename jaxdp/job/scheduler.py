@@ -37,8 +37,8 @@ def find_job(
         found = Job(parse_address(coordinator), processes, process_id)
     found.join_timeout_s = join_timeout_s
     stall_timeout_s = watchdog.DEFAULT_STALL_TIMEOUT_S if stall_timeout_s is None else stall_timeout_s
-    if 0 < stall_timeout_s < watchdog.LEAST_STALL_TIMEOUT_S:
-        raise BadInput(f"--stall-timeout {stall_timeout_s:g}: at least {watchdog.LEAST_STALL_TIMEOUT_S:g} s, or 0")
+    if 0 < stall_timeout_s < watchdog.MIN_STALL_TIMEOUT_S:
+        raise BadInput(f"--stall-timeout {stall_timeout_s:g}: at least {watchdog.MIN_STALL_TIMEOUT_S:g} s, or 0")
     found.stall_timeout_s = stall_timeout_s
     found.stop = stop
     return found

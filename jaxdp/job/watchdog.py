@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 DEFAULT_STALL_TIMEOUT_S = 60.0
-LEAST_STALL_TIMEOUT_S = 2.0
+MIN_STALL_TIMEOUT_S = 2.0
 # JAX ends every process, by an abort that names no host, when its own heartbeats are late, and it may call half of
 # its limit late. `jax.distributed.initialize(heartbeat_timeout_seconds=...)` gets this many of our limits.
 JAX_HEARTBEAT_LIMITS = 3

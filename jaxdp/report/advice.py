@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from jaxdp.learn.shapes import count
-from jaxdp.plan.advise import ASSUMPTIONS, Advice
+from jaxdp.models.shapes import count
+from jaxdp.predict.advise import ASSUMPTIONS, Advice
 from jaxdp.report.figure import save
 from jaxdp.units import bytes_text, seconds_text
 
@@ -125,7 +125,7 @@ def _draw_exchange(axes: Any, advice: Advice) -> None:
 
 
 def _csv(advice: Advice) -> str:
-    lines = ["table,name,quantity,value"]
+    lines = ["table,name,metric,value"]
     for row in advice.rows:
         values = {**row.to_json()["step_time_s"], "bytes_per_device": row.memory.total}
         lines += [f'strategy,"{row.strategy}",{key},{value}' for key, value in values.items()]

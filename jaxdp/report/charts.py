@@ -11,7 +11,7 @@ from jaxdp.report.section import Chart, Series
 from jaxdp.strict_json import write_atomically
 
 GREY = "#6b7280"
-MOST_MARKERS = 40  # of a series, as in the page
+MAX_MARKERS = 40  # of a series, as in the page
 ROW_INCHES = 0.42
 DODGE = 0.02  # of the x, between series
 
@@ -117,7 +117,7 @@ def _style(series: Series, groups: Sequence[str]) -> dict[str, Any]:
         "linestyle": (0, lengths) if lengths else "-",
         "linewidth": 1.6,
         "marker": style.MATPLOTLIB_MARKERS[style.MARKERS[index % len(style.MARKERS)]],
-        "markersize": 6 if len(series.points) <= MOST_MARKERS else 0,
+        "markersize": 6 if len(series.points) <= MAX_MARKERS else 0,
         "markeredgecolor": "white",
         "label": label,
     }

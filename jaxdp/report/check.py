@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxdp.config import ModelConfig
-from jaxdp.mesh.flat_layout import FlatLayout, flat_layout
-from jaxdp.plan.preflight import Report
+from jaxdp.predict.preflight import Report
 from jaxdp.report.figure import save
+from jaxdp.strategies.flat_layout import FlatLayout, flat_layout
 from jaxdp.units import bytes_text
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from os.path import relpath
 from pathlib import Path
 
-from jaxdp.report.section import Cell, Section, Table
+from jaxdp.report.section import Section, Table, TableCell
 
 
 def markdown(title: str, subtitle: str, sections: Sequence[Section], figures: Mapping[int, Path], folder: Path) -> str:
@@ -42,5 +42,5 @@ def table(found: Table) -> str:
     return "\n".join(lines)
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: TableCell) -> str:
     return inline(f"{cell.text} ({cell.note})" if cell.note else cell.text)

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxdp.config import dotted
 from jaxdp.report import style
-from jaxdp.report.section import Cell, Section, Table, groups_of
+from jaxdp.report.section import Section, Table, TableCell, groups_of
 from jaxdp.strict_json import to_json, write_atomically
 
 SCRIPTS = ("scales.js", "marks.js", "charts.js", "card.js", "tables.js", "documents.js", "page.js")
@@ -158,7 +158,7 @@ def table_html(table: Table, groups: Sequence[str]) -> str:
     )
 
 
-def _cell(cell: Cell, numeric: bool) -> str:
+def _cell(cell: TableCell, numeric: bool) -> str:
     value = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
     tone = "" if cell.tone == "neutral" else f' data-tone="{cell.tone}"'
     note = f"<small>{escape(cell.note)}</small>" if cell.note else ""

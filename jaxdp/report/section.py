@@ -23,7 +23,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """`text` is read, `value` is sorted by (unknown sorts last), `note` says more when asked."""
 
     text: str
@@ -37,7 +37,7 @@ class Table:
     """Rows of cells or plain values. `groups` names a row's switch (its strategy), one a row, or is empty."""
 
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell | str | float | None]]
+    rows: Sequence[Sequence[TableCell | str | float | None]]
     groups: Sequence[str] = ()
     caption: str = ""
 
@@ -48,7 +48,7 @@ class Table:
             raise ValueError("groups: one a row, or none at all")
 
     @property
-    def cells(self) -> list[list[Cell]]:
+    def cells(self) -> list[list[TableCell]]:
         return [[as_cell(value) for value in row] for row in self.rows]
 
 
@@ -113,15 +113,15 @@ class Section:
     verdict: Verdict | None = None
 
 
-def as_cell(value: Cell | str | float | None) -> Cell:
+def as_cell(value: TableCell | str | float | None) -> TableCell:
     """A plain value as a cell; what is not finite is unknown."""
-    if isinstance(value, Cell):
+    if isinstance(value, TableCell):
         return value
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return Cell(UNKNOWN)
+        return TableCell(UNKNOWN)
     if isinstance(value, str):
-        return Cell(value, value)
-    return Cell(number_text(value), value)
+        return TableCell(value, value)
+    return TableCell(number_text(value), value)
 
 
 def number_text(value: float) -> str:

@@ -10,12 +10,12 @@ import jax
 from jaxdp.config import Config
 from jaxdp.errors import JaxdpError
 from jaxdp.job.attribution import attribute_lateness
-from jaxdp.plan.preflight import Report
+from jaxdp.predict.preflight import Report
 from jaxdp.records import BenchResult, StepRecord, StepTime, Window, step_time
 from jaxdp.run import facts, oom
+from jaxdp.run.factory import Run, make_run
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
-from jaxdp.run.ready import Run, make_run
 from jaxdp.server.run import ServerRun
 from jaxdp.timeline import timeline
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import jax
 
-from jaxdp import delays
 from jaxdp.config import Config
+from jaxdp.data.pipeline import Data
 from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.job import processes, watchdog
-from jaxdp.learn.data import Data
-from jaxdp.learn.task import TrainState
-from jaxdp.mesh.compile import abstract_batch, abstract_state, build_step
-from jaxdp.mesh.pace import StepPace
 from jaxdp.records import StepRecord, Window
+from jaxdp.stragglers import delays
+from jaxdp.stragglers.step_pace import StepPace
+from jaxdp.strategies.compile import abstract_batch, abstract_state, build_step
+from jaxdp.task import TrainState
 from jaxdp.timeline import Span
 
 # XLA's CPU client admits 32 programs to a device; beyond, the launches of one step wait for each other's places while

@@ -7,7 +7,7 @@ import jax
 
 from jaxdp.config import Config
 from jaxdp.errors import JaxdpError
-from jaxdp.plan.preflight import Report
+from jaxdp.predict.preflight import Report
 from jaxdp.units import bytes_text
 
 

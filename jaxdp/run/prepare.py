@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxdp.config import Config
+from jaxdp.data.corpora import open_corpus
+from jaxdp.data.pipeline import Data, open_data
 from jaxdp.errors import BadInput
 from jaxdp.job import processes
 from jaxdp.job.processes import Job
-from jaxdp.learn.corpora import open_corpus
-from jaxdp.learn.data import Data, open_data
-from jaxdp.plan.preflight import Report, check_allowed, preflight, require
+from jaxdp.predict.preflight import Report, check_allowed, preflight, require
 from jaxdp.run.folder import RunFolder, fresh_run, open_run
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def prepare(
 
     import jax
 
-    from jaxdp.mesh.devices import claim, host_groups, use_gpu_flags
+    from jaxdp.strategies.devices import claim, host_groups, use_gpu_flags
 
     flags = use_gpu_flags(xla_flags)
     host_names = processes.gather(processes.host_name())

@@ -15,14 +15,14 @@ from jaxdp.records import StepRecord
 from jaxdp.run import manifest, oom
 from jaxdp.run.bench import refuse_nonfinite
 from jaxdp.run.checkpoint import Checkpoints
+from jaxdp.run.factory import Run, make_run
 from jaxdp.run.folder import NoLines, RunFolder
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
-from jaxdp.run.ready import Run, make_run
 from jaxdp.strict_json import JsonLines, keep_lines
 
 WINDOW_S = 1.0  # how long a stop may have to wait; a window is at least one step
-MOST_STEPS = 50
+MAX_STEPS = 50
 SEEN_WITHIN_S = 30.0  # network file systems may take a while to show a new file
 
 Resume = int | Literal["auto", "never"]
@@ -135,7 +135,7 @@ def _loop(
             lines.append(record.to_json())
         refuse_nonfinite(run.config, window.records)
         last = window.records[-1]
-        size = processes.broadcast(max(1, min(MOST_STEPS, int(WINDOW_S / last.step_time_s))))
+        size = processes.broadcast(max(1, min(MAX_STEPS, int(WINDOW_S / last.step_time_s))))
         observe(run.next_step - before, step_line(run, last))
         if save_every and run.next_step % save_every == 0:
             checkpoints.save(run.next_step, run.state, _metadata(run.config, prepared, run, last.loss))

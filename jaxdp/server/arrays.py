@@ -18,8 +18,8 @@ import numpy as np
 import optax
 
 from jaxdp.errors import BadInput
-from jaxdp.learn.task import Task
-from jaxdp.server.cuts import Leaves
+from jaxdp.server.partition import Leaves
+from jaxdp.task import Task
 
 
 class UpdateFunctions(NamedTuple):
@@ -93,7 +93,7 @@ class Shard:
             self._readers += 1
             return self.params
 
-    def give_back(self, params: Leaves) -> None:
+    def release(self, params: Leaves) -> None:
         with self._lock:
             if params is self.params:
                 self._readers -= 1

@@ -15,7 +15,7 @@ from jaxdp.config import Config
 from jaxdp.errors import JaxdpError
 from jaxdp.records import StepRecord
 from jaxdp.server.core import Push, Reply, Server, Update
-from jaxdp.server.messages import Applied, Arrived, Asks, Engine, Grant, Left, Message, ShardsLost
+from jaxdp.server.messages import Applied, Arrived, Engine, Left, Message, PullGrant, PullRequest, ShardsLost
 from jaxdp.server.metrics import Measurements, Spans
 from jaxdp.timeline import SERVER, Span
 
@@ -40,7 +40,7 @@ class Loop:
         self.metrics = Measurements(engine.workers, engine.parameter_bytes)
         self._lost: dict[int, str] = {}  # worker given up -> why
         self._served_s = 0.0
-        self._given: list[list[tuple[Grant, float]]] = [[] for _ in range(engine.workers)]  # with its time
+        self._given: list[list[tuple[PullGrant, float]]] = [[] for _ in range(engine.workers)]  # with its time
         self._arrived: dict[tuple[int, int], Spans] = {}  # pushes whose update is not made yet
         self._save_every = config.server.snapshot_every
         for worker in range(engine.workers):
@@ -98,7 +98,7 @@ class Loop:
     def _handle(self, message: Message) -> Iterator[Record]:
         if isinstance(message, Arrived):
             yield from self._take_push(message)
-        elif isinstance(message, Asks):
+        elif isinstance(message, PullRequest):
             yield from self._let_in(message.worker)
             self._grant(message.worker)
         else:
@@ -174,7 +174,7 @@ class Loop:
         version = self.core.pull(worker, ahead)
         if version is not None:
             reading = self.engine.read(version)
-            grant = Grant(worker, self.core.sequences[worker] + ahead, version, reading)
+            grant = PullGrant(worker, self.core.sequences[worker] + ahead, version, reading)
             self._given[worker].append((grant, self._served_s))
             self.metrics.pulls += 1
             self.engine.give(grant)

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from jaxdp.learn.batch import Batch
+from jaxdp.data.batch import Batch
 from jaxdp.server.core import Push, Update
 from jaxdp.server.metrics import Spans
 
 Rows = Callable[[int, int], Batch]  # (sequence, worker) -> the worker's rows of that step
 
 
-class Asks(NamedTuple):
+class PullRequest(NamedTuple):
     """A worker is ready for parameters. One that had left joins again by asking."""
 
     worker: int
@@ -19,7 +19,7 @@ class Asks(NamedTuple):
 class Arrived(NamedTuple):
     """A push: `payload` carries `loss` and `tokens`, sums over its valid tokens, and the gradient.
 
-    `asks`: the worker waits for its next parameters; then no `Asks` follows.
+    `asks`: the worker waits for its next parameters; then no `PullRequest` follows.
     """
 
     worker: int
@@ -45,10 +45,10 @@ class ShardsLost(Exception):
         self.core = core
 
 
-Message = Asks | Arrived | Left
+Message = PullRequest | Arrived | Left
 
 
-class Grant(NamedTuple):
+class PullGrant(NamedTuple):
     """Permission to compute a step on the parameters of `version`."""
 
     worker: int
@@ -71,7 +71,7 @@ class Engine(Protocol):
     @property
     def parameter_bytes(self) -> int: ...
 
-    def give(self, grant: Grant) -> None:
+    def give(self, grant: PullGrant) -> None:
         """Lets a worker compute; it will answer with `Arrived` or `Left`."""
         ...
 
@@ -88,7 +88,7 @@ class Engine(Protocol):
         ...
 
     def read(self, version: int) -> Any:
-        """The shards' parameters, which are at `version`: what a `Grant` carries."""
+        """The shards' parameters, which are at `version`: what a `PullGrant` carries."""
         ...
 
     def apply(self, update: Update, step: float) -> Applied: ...

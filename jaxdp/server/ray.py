@@ -17,14 +17,14 @@ from ray import exceptions
 
 from jaxdp.config import Config
 from jaxdp.errors import JaxdpError
-from jaxdp.learn.task import TrainState
 from jaxdp.server.arrays import host_device, owned
 from jaxdp.server.core import Push, Update
-from jaxdp.server.messages import Applied, Arrived, Asks, Grant, Left, Message, ShardsLost
+from jaxdp.server.messages import Applied, Arrived, Left, Message, PullGrant, PullRequest, ShardsLost
 from jaxdp.server.metrics import Spans
 from jaxdp.server.ray_cluster import MAX_RESTARTS, START_S, Cluster, answer
 from jaxdp.server.shard_plan import ShardPlan, names_of, tree_like
 from jaxdp.server.shards import Gradient, apply_update, prepared_norm
+from jaxdp.task import TrainState
 
 PING_S = 2.0
 PAUSE_S = 0.2  # before an actor that is being restarted is asked again
@@ -40,7 +40,7 @@ class RayReading:
     def parts(self) -> list[Any]:
         return ray.get(list(self.refs))
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """The object store lets go of it with the last reference."""
 
 
@@ -53,7 +53,7 @@ class RayEngine:
         self._cluster = Cluster(config, workers)
         self._shards, self._workers = self._cluster.shards, self._cluster.workers
         self._parts: dict[Any, list[Any]] = {}  # a step's gradients, by the reference to what it tells
-        self._refs: dict[Any, Grant | int] = {}  # of a step, or of a worker's start
+        self._refs: dict[Any, PullGrant | int] = {}  # of a step, or of a worker's start
         self._asked_s = [time.perf_counter()] * workers
         self._inbox: deque[Message] = deque()
         self._saved: tuple[dict[str, Any], list[Any]] | None = None
@@ -66,7 +66,7 @@ class RayEngine:
         params = self._plan.split(names_of(state.params))
         opt_states = [names_of(part) for part in self._plan.split_opt_state(state.opt_state)]
         self._load(list(zip(params, opt_states, strict=True)))
-        self._inbox.extend(Asks(worker) for worker in range(self.workers))
+        self._inbox.extend(PullRequest(worker) for worker in range(self.workers))
 
     @property
     def workers(self) -> int:
@@ -76,12 +76,12 @@ class RayEngine:
     def parameter_bytes(self) -> int:
         return self._plan.bytes
 
-    def give(self, grant: Grant) -> None:
+    def give(self, grant: PullGrant) -> None:
         ready = self._submit(grant)
         self._refs[ready] = grant
-        outstanding = sum(isinstance(each, Grant) and each.worker == grant.worker for each in self._refs.values())
+        outstanding = sum(isinstance(each, PullGrant) and each.worker == grant.worker for each in self._refs.values())
         if self._config.server.pipeline and outstanding == 1:
-            self._inbox.append(Asks(grant.worker))
+            self._inbox.append(PullRequest(grant.worker))
 
     def take(self, timeout_s: float) -> Message | None:
         if self._inbox:
@@ -141,7 +141,7 @@ class RayEngine:
             oldest.setdefault(what if isinstance(what, int) else what.worker, ref)
         return list(oldest.values())
 
-    def _submit(self, grant: Grant) -> Any:
+    def _submit(self, grant: PullGrant) -> Any:
         """Starts a step on its worker; returns the reference to what it tells."""
         step = self._workers[grant.worker].step.options(num_returns=1 + len(self._shards))
         told, *parts = step.remote(grant.sequence, time.perf_counter() - self._origin_s, *grant.reading.refs)
@@ -160,21 +160,21 @@ class RayEngine:
                 self._restore(error)  # its parameters were lost with a shard
             return Left(worker, f"{type(error.cause).__name__}: {error.cause}")
         except exceptions.ActorUnavailableError:
-            return self._restarting(worker, first=isinstance(what, Grant))
+            return self._restarting(worker, first=isinstance(what, PullGrant))
         except exceptions.RayError as error:
             return Left(worker, f"{type(error).__name__}: it was restarted {MAX_RESTARTS} times, or cannot be")
         if isinstance(what, int):
-            return Asks(worker)
+            return PullRequest(worker)
         return self._arrived(what, told, parts)
 
     def _restarting(self, worker: int, first: bool) -> Message | None:
         """Ray starts the process again, and the worker asks once it is up; until then it is gone."""
-        for ref in [ref for ref, each in self._refs.items() if isinstance(each, Grant) and each.worker == worker]:
+        for ref in [ref for ref, each in self._refs.items() if isinstance(each, PullGrant) and each.worker == worker]:
             del self._refs[ref], self._parts[ref]
         self._refs[self._workers[worker].ready.remote()] = worker
         return Left(worker, "its process died") if first else None
 
-    def _arrived(self, grant: Grant, told: dict[str, Any], parts: list[Any]) -> Message:
+    def _arrived(self, grant: PullGrant, told: dict[str, Any], parts: list[Any]) -> Message:
         """The step in the driver's clock: what the worker told of it ended now."""
         now_s = time.perf_counter()
         spans = Spans(self._asked_s[grant.worker])
@@ -184,7 +184,7 @@ class RayEngine:
         spans.data_wait_s, spans.target_s = told["data_wait_s"], told["target_s"]
         self._asked_s[grant.worker] = now_s
         if told["down"]:
-            self._inbox.append(Asks(grant.worker))
+            self._inbox.append(PullRequest(grant.worker))
             return Left(grant.worker, None)
         payload = Gradient(parts, told["loss"], told["tokens"])
         return Arrived(grant.worker, grant.sequence, grant.version, payload, spans)

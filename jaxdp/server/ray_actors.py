@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp import delays as delay_models
 from jaxdp.config import Config
-from jaxdp.learn.data import open_data
-from jaxdp.learn.task import make_task
+from jaxdp.data.pipeline import open_data
 from jaxdp.server.arrays import Shard, host_device, make_update, owned
-from jaxdp.server.cuts import Leaves
-from jaxdp.server.pacing import Pacer
+from jaxdp.server.partition import Leaves
 from jaxdp.server.shard_plan import ShardPlan, names_of, tree_like
 from jaxdp.server.worker import Worker, rows_per_worker
+from jaxdp.stragglers import delays as delay_models
+from jaxdp.stragglers.pacing import Pacer
+from jaxdp.task import make_task
 
 
 class ShardActor:

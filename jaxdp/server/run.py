@@ -9,11 +9,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from jaxdp import delays as delay_models
 from jaxdp.config import Config
+from jaxdp.data.pipeline import Data
 from jaxdp.errors import BadInput, JaxdpError
-from jaxdp.learn.data import Data
-from jaxdp.learn.task import Task, TrainState, make_task
 from jaxdp.records import StepRecord, Window
 from jaxdp.server.arrays import host_device
 from jaxdp.server.core import Server
@@ -24,6 +22,8 @@ from jaxdp.server.shard_plan import ShardPlan
 from jaxdp.server.shards import LocalShards
 from jaxdp.server.threads import ThreadsEngine
 from jaxdp.server.worker import Worker, devices_of, rows_per_worker
+from jaxdp.stragglers import delays as delay_models
+from jaxdp.task import Task, TrainState, make_task
 from jaxdp.timeline import Span
 
 
@@ -157,7 +157,7 @@ class ServerRun:
         reading = self.loop.engine.read(self.loop.core.version)
         member = self.members[0]
         params = member.load(reading.parts, own_buffers=False)
-        reading.give_back()
+        reading.release()
         total = tokens = 0.0
         for batch in self.data.eval_batches(self.config.train.global_batch):
             if stop:

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp.learn.task import Task
-from jaxdp.server.cuts import Cut, Leaves, join, make_cuts, take
+from jaxdp.server.partition import Cut, Leaves, join, make_cuts, take
+from jaxdp.task import Task
 
 
 class ShardPlan:
@@ -65,7 +65,7 @@ class ShardPlan:
 
 
 def names_of(tree: Any) -> Leaves:
-    """The leaves of a tree by their dotted paths, as `learn.shapes` names the parameters."""
+    """The leaves of a tree by their dotted paths, as `models.shapes` names the parameters."""
     leaves, _ = jax.tree.flatten_with_path(tree)
     return {_name(path): leaf for path, leaf in leaves}
 

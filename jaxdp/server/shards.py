@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxdp.learn.task import TrainState
 from jaxdp.server.arrays import Shard, host_device, make_update, owned
 from jaxdp.server.core import Push, Update
-from jaxdp.server.cuts import Leaves
 from jaxdp.server.messages import Applied
+from jaxdp.server.partition import Leaves
 from jaxdp.server.shard_plan import ShardPlan, names_of
+from jaxdp.task import TrainState
 
 
 class Gradient(NamedTuple):
@@ -106,6 +106,6 @@ class Reading:
     def __init__(self, shards: Sequence[Shard], parts: list[Leaves]) -> None:
         self._shards, self.parts = shards, parts
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         for shard, part in zip(self._shards, self.parts, strict=True):
-            shard.give_back(part)
+            shard.release(part)

@@ -14,19 +14,19 @@ from typing import Any
 
 import jax
 
-from jaxdp.delays import Delays
 from jaxdp.server.core import Push, Update
-from jaxdp.server.messages import Applied, Arrived, Asks, Grant, Left, Message, Rows
+from jaxdp.server.messages import Applied, Arrived, Left, Message, PullGrant, PullRequest, Rows
 from jaxdp.server.metrics import Spans
-from jaxdp.server.pacing import Pacer
 from jaxdp.server.shards import LocalShards, Reading
 from jaxdp.server.worker import Worker
+from jaxdp.stragglers.delays import Delays
+from jaxdp.stragglers.pacing import Pacer
 
 JOIN_S = 10.0
 POLL_S = 0.2  # how often a waiting thread looks whether the run is over
 
-Loaded = tuple[Grant, Any, Spans]  # with the parameters on the device
-Computed = tuple[Grant, Any, Spans]  # with the gradient sums on the device
+Loaded = tuple[PullGrant, Any, Spans]  # with the parameters on the device
+Computed = tuple[PullGrant, Any, Spans]  # with the gradient sums on the device
 
 
 class ThreadsEngine:
@@ -54,7 +54,7 @@ class ThreadsEngine:
     def parameter_bytes(self) -> int:
         return self._shards.plan.bytes
 
-    def give(self, grant: Grant) -> None:
+    def give(self, grant: PullGrant) -> None:
         self._members[grant.worker].mailbox.put(grant)
 
     def take(self, timeout_s: float) -> Message | None:
@@ -112,7 +112,7 @@ class _Member:
         self.index = index
         self.worker = worker
         self.rows = rows
-        self.mailbox: SimpleQueue[Grant | None] = SimpleQueue()
+        self.mailbox: SimpleQueue[PullGrant | None] = SimpleQueue()
         self.beat_s = time.perf_counter()
         self._inbox = inbox
         self._closing = closing
@@ -176,7 +176,7 @@ class _Member:
         return None
 
     def _ask(self) -> float:
-        self._inbox.put(Asks(self.index))
+        self._inbox.put(PullRequest(self.index))
         return time.perf_counter()
 
     def _load(self, asked_s: float) -> Loaded | None:
@@ -186,7 +186,7 @@ class _Member:
             return None
         start_s = time.perf_counter()
         params = self.worker.load(grant.reading.parts)
-        grant.reading.give_back()
+        grant.reading.release()
         self._pacer.link(time.perf_counter() - start_s)
         spans = Spans(asked_s)
         spans.pull_s = (start_s, time.perf_counter())

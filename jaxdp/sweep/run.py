@@ -20,8 +20,8 @@ from jaxdp.job import child
 from jaxdp.records import SweepRow
 from jaxdp.run.folder import RunFolder, open_run, remove
 from jaxdp.strict_json import keep_lines, read_lines
-from jaxdp.sweep.cells import Cell, Run, in_order
 from jaxdp.sweep.outcome import Outcome, kernel_oom_kills, outcome
+from jaxdp.sweep.points import Run, SweepPoint, in_order
 from jaxdp.sweep.spec import SweepSpec
 
 TABLE = "table.jsonl"
@@ -31,7 +31,7 @@ DOCUMENT = "sweep.json"
 Observer = Callable[[Run, SweepRow | None], None]
 
 
-def open_sweep(path: Path, spec: SweepSpec, cells: Sequence[Cell], *, overwrite: bool, retry: bool) -> RunFolder:
+def open_sweep(path: Path, spec: SweepSpec, cells: Sequence[SweepPoint], *, overwrite: bool, retry: bool) -> RunFolder:
     """The claimed folder of a sweep, new or continued; the table keeps the rows that need not be run again.
 
     These are all but, with `retry`, the failed ones, and those refused before whose cells now pass. A folder with
@@ -52,7 +52,7 @@ def open_sweep(path: Path, spec: SweepSpec, cells: Sequence[Cell], *, overwrite:
     return folder
 
 
-def _keep_valid_rows(folder: RunFolder, spec: SweepSpec, cells: Sequence[Cell], retry: bool) -> None:
+def _keep_valid_rows(folder: RunFolder, spec: SweepSpec, cells: Sequence[SweepPoint], retry: bool) -> None:
     table = folder.file(TABLE)
     runs = {run.key: run for run in in_order(cells, spec.repeats)}
     rows = read_rows(table)
@@ -81,7 +81,7 @@ def read_rows(table: Path) -> list[SweepRow]:
 
 
 def run_sweep(
-    spec: SweepSpec, cells: Sequence[Cell], folder: RunFolder, program: Sequence[str], observe: Observer
+    spec: SweepSpec, cells: Sequence[SweepPoint], folder: RunFolder, program: Sequence[str], observe: Observer
 ) -> list[SweepRow]:
     """Runs what the table lacks, refused cells first, which take no process; returns the whole table in order.
 

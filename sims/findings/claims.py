@@ -5,16 +5,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jaxdp.config import load
-from jaxdp.learn.shapes import count
-from jaxdp.plan.evaluate import evaluate, hardware_memory, with_strategy
-from jaxdp.plan.hardware import Hardware, load_hardware
-from jaxdp.plan.tradeoffs import widened, with_model
+from jaxdp.models.shapes import count
+from jaxdp.predict.evaluate import evaluate, hardware_memory, with_strategy
+from jaxdp.predict.hardware import Hardware, load_hardware
+from jaxdp.predict.tradeoffs import widened, with_model
 from sims.findings import region
 from sims.findings.finding import FAILS, Finding, Trial, Value
 from sims.findings.lab import Lab
 from sims.findings.region import Map, Regions
 from sims.results import simulate
-from sims.setting import Setting
+from sims.scenario import Scenario
 from sims.strategy import Strategy
 
 SIZES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # of the width of "small"
@@ -142,8 +142,8 @@ def _saving_maps(strategy: Strategy, rows: tuple[int, ...], low: float, high: fl
 
 
 def _saved(strategy: Strategy, workers: int, delays: str) -> float:
-    setting = Setting(workers=workers, steps=400, compute_s=1.0, delays=delays)
-    ddp, other = (simulate(setting, each, 0).useful_per_second for each in (Strategy(name="ddp"), strategy))
+    scenario = Scenario(workers=workers, steps=400, compute_s=1.0, delays=delays)
+    ddp, other = (simulate(scenario, each, 0).useful_per_second for each in (Strategy(name="ddp"), strategy))
     return 100 * (1 - ddp / other)
 
 
@@ -152,13 +152,13 @@ def _losses(lab: Lab) -> tuple[Value, ...]:
     if lab.quick:
         return ()
     lab.need(1)  # the devices start as the other measurements want them
-    from sims.gradients import Workshop, train
+    from sims.gradients import TrainingSetup, train
 
-    shop = Workshop(Setting(workers=8, steps=TRAINED_STEPS, compute_s=1.0, delays="lognormal(sigma=0.3)"), 0)
+    setup = TrainingSetup(Scenario(workers=8, steps=TRAINED_STEPS, compute_s=1.0, delays="lognormal(sigma=0.3)"), 0)
     found = []
     for strategy in (Strategy(name="ddp"), Strategy(name="ps"), Strategy(name="ps", policy="ssp", bound=2)):
         lab.say(f"  training {strategy.label} in virtual time")
-        _, points = train(shop, strategy)
+        _, points = train(setup, strategy)
         last = [point.loss for point in points[-TRAINED_STEPS // 8 :]]
         found.append(Value(LOSS + strategy.label, None, sum(last) / len(last), "simulated"))
     return tuple(found)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from jaxdp.config import Config, build, load
-from jaxdp.plan.evaluate import hardware_memory, with_strategy
-from jaxdp.plan.hardware import load_hardware
+from jaxdp.predict.evaluate import hardware_memory, with_strategy
+from jaxdp.predict.hardware import load_hardware
 from sims.findings.drawing import COLOUR, OTHER, panels
 from sims.findings.finding import CONDITIONAL, FAILS, HOLDS, Drawing, Finding, Trial, Value, listed
 from sims.findings.lab import Lab

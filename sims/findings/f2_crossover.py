@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from jaxdp.config import Config, build, load
-from jaxdp.learn.shapes import block_count, count
-from jaxdp.mesh.collectives import minimum_bytes
-from jaxdp.mesh.rules import DATA_AXIS
-from jaxdp.plan.evaluate import evaluate
-from jaxdp.plan.hardware import load_hardware
-from jaxdp.plan.tradeoffs import widened, with_model
+from jaxdp.models.shapes import block_count, count
+from jaxdp.predict.evaluate import evaluate
+from jaxdp.predict.hardware import load_hardware
+from jaxdp.predict.tradeoffs import widened, with_model
+from jaxdp.strategies.collectives import minimum_bytes
+from jaxdp.strategies.rules import DATA_AXIS
 from sims.findings.drawing import COLOUR, OTHER, panels
 from sims.findings.finding import CONDITIONAL, FAILS, HOLDS, Drawing, Finding, Trial, Value, listed
 from sims.findings.lab import Lab

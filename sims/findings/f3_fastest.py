@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from jaxdp.config import Config, build, load
-from jaxdp.plan.evaluate import evaluate, possible
-from jaxdp.plan.hardware import load_hardware
+from jaxdp.predict.evaluate import evaluate, possible
+from jaxdp.predict.hardware import load_hardware
 from sims.findings.drawing import COLOUR, OTHER, panels
 from sims.findings.finding import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Drawing, Finding, Trial, Value
 from sims.findings.lab import Lab
@@ -22,7 +22,7 @@ CONDITION = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class ClusterResult:
     """Predicted tokens/s over DDP's as jaxdp runs it: of DDP with overlap, and of the fastest strategy that fits."""
 
     model: str
@@ -42,7 +42,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Evidence:
-    cells: tuple[Cell, ...]
+    cells: tuple[ClusterResult, ...]
     measured: tuple[Measured, ...]
     on_host: bool
 
@@ -60,7 +60,7 @@ def _config(name: str) -> Config:
     return build({"model": model, "data": {"corpus": "synthetic"}, "strategy": {"name": name}})
 
 
-def _cells() -> list[Cell]:
+def _cells() -> list[ClusterResult]:
     found = []
     for model in MODELS:
         for preset, hosts in CLUSTERS:
@@ -73,12 +73,12 @@ def _cells() -> list[Cell]:
             fastest = max(fitting, key=lambda name: fitting[name])
             overlapped = ddp.global_batch * config.model.context / overlapped_ddp_s(config, hardware)
             rates = (overlapped / ddp.tokens_per_second, fastest, fitting[fastest] / ddp.tokens_per_second)
-            found.append(Cell(model, f"{hosts} x {preset}", *rates))
+            found.append(ClusterResult(model, f"{hosts} x {preset}", *rates))
     return found
 
 
 def judge(evidence: Evidence) -> Finding:
-    """DDP must be level with the fastest in every setting; in some only, the models say where."""
+    """DDP must be level with the fastest in every scenario; in some only, the models say where."""
     cells = evidence.cells
     if not cells:
         return Finding("F3", CLAIM, CONDITION, UNTESTABLE, "DDP fits nowhere that was looked at")
@@ -112,16 +112,16 @@ def judge(evidence: Evidence) -> Finding:
     return Finding("F3", CLAIM, condition, CONDITIONAL, reason, values)
 
 
-def _of(some: list[Cell], cells: tuple[Cell, ...]) -> str:
+def _of(some: list[ClusterResult], cells: tuple[ClusterResult, ...]) -> str:
     return f"{len(some)} of {len(cells)}"
 
 
-def _by_model(some: list[Cell], cells: tuple[Cell, ...], model: str) -> str:
+def _by_model(some: list[ClusterResult], cells: tuple[ClusterResult, ...], model: str) -> str:
     own = tuple(cell for cell in cells if cell.model == model)
     return _of([cell for cell in some if cell.model == model], own)
 
 
-def _where(cells: list[Cell]) -> str:
+def _where(cells: list[ClusterResult]) -> str:
     clusters: dict[str, list[str]] = {}
     for cell in cells:
         clusters.setdefault(cell.model, []).append(cell.cluster)

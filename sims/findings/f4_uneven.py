@@ -9,14 +9,14 @@ from sims.findings.drawing import COLOUR, OTHER, panels
 from sims.findings.finding import CONDITIONAL, FAILS, HOLDS, Drawing, Finding, Trial, Value, Verdict
 from sims.findings.lab import Lab
 from sims.results import simulate
-from sims.setting import Setting
+from sims.scenario import Scenario
 from sims.strategy import Strategy
 
 WORKERS, FACTOR, PACE_S = 4, 4.0, 0.1
 EVEN = f"pace(seconds={PACE_S})"
 UNEVEN = f"{EVEN},persistent(worker=0,factor={FACTOR:g})"
 LOSS, QUICK_LOSS = 2.9, 3.3  # nats a byte, the mean of the last ten global batches
-MOST_STEPS, SEEDS = 200, 2
+MAX_STEPS, SEEDS = 200, 2
 CLEARLY = 1.1  # faster by this counts
 RIVALS = (
     Strategy(name="ddp"),
@@ -71,7 +71,7 @@ def measure(lab: Lab) -> Evidence:
 def _race(lab: Lab, name: str, spec: str, seed: int, loss: float) -> Race:
     uneven = spec == UNEVEN
     label = f"f4-{name}-{'uneven' if uneven else 'even'}-{seed}"
-    (found,) = lab.bench(label, [_config(name, spec, seed)], WORKERS, steps=MOST_STEPS, until_loss=loss)
+    (found,) = lab.bench(label, [_config(name, spec, seed)], WORKERS, steps=MAX_STEPS, until_loss=loss)
     return Race(
         name,
         uneven,
@@ -93,7 +93,7 @@ def _config(name: str, spec: str, seed: int) -> Config:
         {
             "model": {"layers": 2, "width": 32, "heads": 4, "ffn": 64, "context": 32, "vocab": 256},
             "optim": {"learning_rate": 5e-3, "warmup_steps": 5, "schedule": "constant"},
-            "train": {"global_batch": 16, "steps": MOST_STEPS, "seed": seed, "compute_dtype": "float32"},
+            "train": {"global_batch": 16, "steps": MAX_STEPS, "seed": seed, "compute_dtype": "float32"},
             "strategy": {"name": name},
             "stragglers": spec,
         }
@@ -107,8 +107,8 @@ def _sweep() -> list[Simulated]:
 
 def _rate(strategy: Strategy, factor: float) -> float:
     """Simulated useful gradients a second when worker 0 is so much slower."""
-    setting = Setting(workers=WORKERS, steps=400, delays=f"{EVEN},persistent(worker=0,factor={factor})")
-    return simulate(setting, strategy, 0).useful_per_second
+    scenario = Scenario(workers=WORKERS, steps=400, delays=f"{EVEN},persistent(worker=0,factor={factor})")
+    return simulate(scenario, strategy, 0).useful_per_second
 
 
 def judge(evidence: Evidence) -> Finding:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from jaxdp.config import Config, build, load
-from jaxdp.plan.cost import mesh_cost
-from jaxdp.plan.hardware import Hardware, load_hardware
-from jaxdp.plan.preflight import preflight
+from jaxdp.predict.cost import mesh_cost
+from jaxdp.predict.hardware import Hardware, load_hardware
+from jaxdp.predict.preflight import preflight
 from sims.findings.drawing import COLOUR, FLAGGED, OTHER, panels
 from sims.findings.finding import CONDITIONAL, FAILS, Drawing, Finding, Trial, Value, listed
 from sims.findings.lab import Lab

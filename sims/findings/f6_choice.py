@@ -6,9 +6,9 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxdp.config import load
-from jaxdp.delays import parse
-from jaxdp.plan.advise import Advice, advise
-from jaxdp.plan.hardware import load_hardware
+from jaxdp.predict.advise import Advice, advise
+from jaxdp.predict.hardware import load_hardware
+from jaxdp.stragglers.delays import parse
 from sims.findings.drawing import COLOUR, OTHER, heat_map, panels
 from sims.findings.finding import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Drawing, Finding, Trial, Value
 from sims.findings.lab import Lab
@@ -39,7 +39,7 @@ CONDITION = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class ClusterChoice:
     """What the rule says and what the predictions say; `kept` is the rule's tokens/s over the best's (0: no fit).
 
     `over_budget` is the tokens a device over those from which computing outlasts FSDP's communication.
@@ -56,16 +56,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Evidence:
-    cells: tuple[Cell, ...]
+    cells: tuple[ClusterChoice, ...]
 
 
 def measure(lab: Lab) -> Evidence:
     slowdowns = (1, 4) if lab.quick else (1, *SLOWDOWNS)
-    cells = [_cell(*setting, slowdown) for setting in SETTINGS for slowdown in slowdowns]
+    cells = [_cell(*scenario, slowdown) for scenario in SETTINGS for slowdown in slowdowns]
     return Evidence(tuple(cell for cell in cells if cell))
 
 
-def _cell(model: str, preset: str, hosts: int, slowdown: int) -> Cell | None:
+def _cell(model: str, preset: str, hosts: int, slowdown: int) -> ClusterChoice | None:
     """None where nothing fits."""
     delays = parse(f"persistent(factor={slowdown},worker=0)") if slowdown > 1 else None
     advice = advise(load([model]), load_hardware(preset, hosts), delays)
@@ -78,7 +78,7 @@ def _cell(model: str, preset: str, hosts: int, slowdown: int) -> Cell | None:
         rates["fsdp"] = max(rates.get("fsdp", 0.0), rates.get("hsdp", 0.0))
     kept = rates.get(RULE[bottleneck], 0.0) / max(rates.values())
     cluster = f"{hosts} x {preset}"
-    return Cell(model, cluster, slowdown, bottleneck, advice.recommendation, kept, _over_budget(advice))
+    return ClusterChoice(model, cluster, slowdown, bottleneck, advice.recommendation, kept, _over_budget(advice))
 
 
 def _over_budget(advice: Advice) -> float:
@@ -144,11 +144,11 @@ def draw(evidence: Evidence) -> Drawing:
     return Drawing(figure, evidence.cells)
 
 
-def _place(cell: Cell) -> str:
+def _place(cell: ClusterChoice) -> str:
     return f"{cell.model}, {cell.cluster}"
 
 
-def _draw_uneven(axes: Any, cells: list[Cell]) -> None:
+def _draw_uneven(axes: Any, cells: list[ClusterChoice]) -> None:
     kept = {(_place(cell), cell.slowdown): 100 * cell.kept for cell in cells}
     places = list(dict.fromkeys(_place(cell) for cell in reversed(cells)))  # the first on top
     slowdowns = list(dict.fromkeys(cell.slowdown for cell in cells))

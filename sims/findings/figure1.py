@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from jaxdp.config import Config, build, load
-from jaxdp.delays import parse
-from jaxdp.plan.evaluate import evaluate
-from jaxdp.plan.hardware import load_hardware
+from jaxdp.predict.evaluate import evaluate
+from jaxdp.predict.hardware import load_hardware
 from jaxdp.records import How
+from jaxdp.stragglers.delays import parse
 from sims.findings.drawing import COLOUR, OTHER, panels
 from sims.findings.finding import Drawing
 from sims.findings.lab import Lab

@@ -1,12 +1,12 @@
 """DDP as PyTorch builds it, for comparison: a block's gradients are reduced while the blocks before it go backward."""
 
 from jaxdp.config import Config
-from jaxdp.learn.shapes import block_count, count
-from jaxdp.plan.compute import compute_dtype
-from jaxdp.plan.cost import computing
-from jaxdp.plan.evaluate import with_strategy
-from jaxdp.plan.hardware import Hardware
-from jaxdp.plan.traffic import phases
+from jaxdp.models.shapes import block_count, count
+from jaxdp.predict.compute import compute_dtype
+from jaxdp.predict.cost import computing
+from jaxdp.predict.evaluate import with_strategy
+from jaxdp.predict.hardware import Hardware
+from jaxdp.predict.traffic import phases
 
 
 def overlapped_ddp_s(config: Config, hardware: Hardware) -> float:

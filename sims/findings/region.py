@@ -50,7 +50,7 @@ class Regions:
 
 
 @dataclass(frozen=True)
-class Cell:
+class RegionPoint:
     """One cell of a map, as a row of the figure's table."""
 
     map: str
@@ -99,5 +99,5 @@ def draw(evidence: Regions) -> Drawing:
         for (row, column), inside in np.ndenumerate(one.region):
             value = one.values[row][column]
             known = value if math.isfinite(value) else None
-            rows.append(Cell(one.title, one.y[row], one.x[column], known, bool(inside)))
+            rows.append(RegionPoint(one.title, one.y[row], one.x[column], known, bool(inside)))
     return Drawing(figure, rows)

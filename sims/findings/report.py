@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxdp.report.page import write_page
-from jaxdp.report.section import Cell, Section, Table, Tone, Verdict
+from jaxdp.report.section import Section, Table, TableCell, Tone, Verdict
 from sims.findings.figure1 import CAPTION, TITLE, Point
 from sims.findings.finding import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Finding
 
@@ -35,7 +35,7 @@ def csv_text(findings: Sequence[Finding]) -> str:
     """A line a value."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["finding", "verdict", "quantity", "expected", "found", "how"])
+    lines.writerow(["finding", "verdict", "metric", "expected", "found", "how"])
     for finding in findings:
         lines.writerows([finding.name, finding.verdict, *value] for value in finding.values)
     return text.getvalue()
@@ -43,7 +43,7 @@ def csv_text(findings: Sequence[Finding]) -> str:
 
 def _overview(findings: Sequence[Finding]) -> Table:
     rows = [
-        [finding.name, Cell(finding.verdict, finding.verdict, tone=TONES[finding.verdict]), finding.claim]
+        [finding.name, TableCell(finding.verdict, finding.verdict, tone=TONES[finding.verdict]), finding.claim]
         for finding in findings
     ]
     return Table(("finding", "verdict", "claim"), rows)
@@ -54,7 +54,7 @@ def _section(folder: Path, finding: Finding) -> Section:
     return Section(
         f"{finding.name}: {finding.claim}",
         f"**Found:** {finding.reason}.\n\n**Tested:** {finding.condition}.",
-        Table(("quantity", "expected", "found", "how"), rows) if rows else None,
+        Table(("metric", "expected", "found", "how"), rows) if rows else None,
         figure=_svg(folder, finding.figure),
         verdict=Verdict(finding.verdict, TONES[finding.verdict]),
     )

@@ -1,0 +1,1 @@
+"""Corpora, token files and the one data pipeline."""

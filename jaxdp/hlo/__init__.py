@@ -1,0 +1,1 @@
+"""Reading compiled programs: their collectives, FLOPs and loops."""

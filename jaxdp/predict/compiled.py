@@ -1,0 +1,175 @@
+"""The compiled check: the program that XLA makes of a config, held against the plan of its collectives.
+
+Imports JAX when called. With a topology the program is a TPU's, compiled without one through `libtpu`.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxdp.config import Config
+from jaxdp.errors import BadInput
+from jaxdp.hlo.collectives import Collective, collectives
+from jaxdp.predict.discrepancies import Discrepancy, compare
+from jaxdp.predict.preflight import Diagnostic, Report
+from jaxdp.predict.sharding import shards
+from jaxdp.predict.traffic import planned_collectives
+from jaxdp.strategies.collectives import Planned
+from jaxdp.strategies.flat_layout import is_flat
+from jaxdp.strategies.rules import ShardRule
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxdp.strategies.compile import CompiledBytes
+
+# What is the backend's choice and no fault of the program is noted, but no finding: a CPU widens bfloat16, a TPU
+# sums arrays smaller than its tiles whole. So is what moves less than this share of the planned bytes.
+NOTED = ("width", "count")
+NEGLIGIBLE = 0.01
+
+
+class Program(NamedTuple):
+    """What the compiler made: its collectives, what it needs a device, and where it leaves the plan."""
+
+    collectives: tuple[Collective, ...]
+    bytes: "CompiledBytes | None"
+    findings: tuple[Diagnostic, ...]
+    notes: tuple[str, ...]
+
+
+def compiled_check(
+    config: Config,
+    report: Report,
+    hosts: int = 1,
+    topology: str | None = None,
+    memory_bytes: int | None = None,
+    rule: ShardRule | None = None,
+    host_names: Sequence[str] = ("this one",),
+) -> Report:
+    """The report of the fast check with the compiled program's findings and memory.
+
+    `rule` compiles another rule than the strategy's, held against the strategy's plan. `host_names` are those of
+    the processes that check together, each its own part of the devices.
+    """
+    if config.strategy.name == "ps":
+        raise BadInput("--compile: a parameter server has no collectives of its own; check server.worker_strategy")
+    program = examine(config, _devices(report.devices, topology, host_names), hosts, rule)
+    needed = program.bytes.total if program.bytes else report.memory_bytes
+    findings = [*report.findings, *program.findings]
+    if memory_bytes is not None and needed is not None and needed > memory_bytes:
+        findings = [finding for finding in findings if finding.name != "memory"]
+        message = f"the compiled step needs {needed} bytes a device, which has {memory_bytes}"
+        findings.append(Diagnostic("memory", "error", message, "use more devices, or more microbatches"))
+    return replace(report, findings=tuple(findings), memory_bytes=needed, compiled=_compiled(program))
+
+
+def examine(config: Config, devices: "list[jax.Device]", hosts: int = 1, rule: ShardRule | None = None) -> Program:
+    """Compiles the step for these devices and compares its collectives with the plan."""
+    import numpy as np
+
+    from jaxdp.strategies.compile import compile_step, compiled_bytes
+    from jaxdp.task import compute_dtype
+
+    compiled = compile_step(config, devices, hosts, rule)
+    found = collectives(compiled.as_text())
+    dtype = np.dtype(compute_dtype(config, devices[0].platform)).name
+    planned = planned_collectives(config, shards(config, len(devices), hosts), dtype)
+    negligible = NEGLIGIBLE * sum(one.count * one.bytes for one in planned)
+    findings, notes = [], []
+    for problem in compare(planned, found):
+        if problem.problem in NOTED or abs(problem.found_bytes - problem.planned_bytes) <= negligible:
+            notes.append(problem.message)
+        else:
+            findings.append(_finding(problem))
+    if is_flat(config.strategy):
+        findings += _merged_rounds(planned, found)
+    return Program(tuple(found), compiled_bytes(compiled), tuple(findings), tuple(notes))
+
+
+def _merged_rounds(planned: Sequence[Planned], found: Sequence[Collective]) -> list[Diagnostic]:
+    """The flat unit pays by its rounds: fewer than planned, and the compiler has merged some."""
+    wanted = sum(one.count for one in planned if one.kind == "all-reduce")
+    there = sum(one.count or 0 for one in found if one.kind == "all-reduce")
+    if there >= wanted:
+        return []
+    message = f"the flat unit's fetches take {there} all-reduces a step instead of {wanted}: rounds were merged"
+    return [Diagnostic("unplanned_collective", "error", message, "make each round depend on the one before", "blocks")]
+
+
+def _finding(problem: Discrepancy) -> Diagnostic:
+    return Diagnostic(
+        "unplanned_collective",
+        "warning" if problem.problem in ("unknown", "rewritten") else "error",
+        f"{problem.message} ({problem.where})" if problem.where else problem.message,
+        _REMEDY[problem.problem],
+        problem.leaves[0] if problem.leaves else None,
+    )
+
+
+_REMEDY = {
+    "missing": "look for a parameter whose shards are never gathered or whose gradient is never reduced",
+    "unplanned": "look for an operation that mixes devices, or a value that the rule leaves whole",
+    "bytes": "look for a gather that is saved instead of repeated, or a whole reduction instead of a scatter",
+    "unknown": "the length of the loop around it is not in the program",
+    "rewritten": "each such byte is sent twice as often; hsdp over fewer devices of the slice may keep its scatters",
+}
+
+
+def _compiled(program: Program) -> dict[str, Any]:
+    from jaxdp.strategies.collectives import summarise
+
+    rows, moved = summarise(program.collectives)
+    return {
+        "collectives": rows,
+        "collective_bytes_per_device": moved,
+        "notes": list(program.notes),
+        "memory": None if program.bytes is None else program.bytes._asdict() | {"total": program.bytes.total},
+    }
+
+
+def _devices(count: int, topology: str | None, host_names: Sequence[str]) -> "list[jax.Device]":
+    if topology is None:
+        from jaxdp.strategies.devices import claim
+
+        return claim(count, host_names)
+    found = topology_devices(topology)
+    if count > len(found):
+        raise BadInput(f"--topology {topology}: has {len(found)} devices, not {count}; set --devices {len(found)}")
+    return found[:count]
+
+
+# So that libtpu neither asks a metadata server that isn't there, nor warns about what it can't find out.
+_NO_TPU_HERE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_MIN_LOG_LEVEL": "3"}
+
+
+def topology_devices(name: str) -> "list[jax.Device]":
+    """The devices of a TPU slice such as `v5e:2x4`, which need not exist; needs the extra `tpu-topology`."""
+    if not re.fullmatch(r"v\d+[a-z]*:\d+(x\d+){1,2}", name):
+        raise BadInput(f"--topology {name}: expected a TPU slice such as v5e:2x4 or v5p:2x2x2")
+    _require_libtpu(f"--topology {name}")
+    from jax.experimental import topologies
+
+    for variable, value in _NO_TPU_HERE.items():
+        os.environ.setdefault(variable, value)
+    try:
+        described = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    except Exception as error:  # whatever the plug-in raises, in its own types
+        raise BadInput(f"--topology {name}: {' '.join(str(error).split())[:200]}") from None
+    return list(described.devices)
+
+
+def _require_libtpu(where: str) -> None:
+    """Another libtpu than jax was made with may compile programs that it cannot print."""
+    remedy = "pip install 'jaxdp[tpu-topology]'"
+    try:
+        found = metadata.version("libtpu")
+    except metadata.PackageNotFoundError:
+        raise BadInput(f"{where}: needs libtpu (about 480 MB): {remedy}") from None
+    wanted = re.search(r"libtpu==([\d.]+)\.\*", " ".join(metadata.requires("jax") or ()))
+    if wanted and not f"{found}.".startswith(f"{wanted[1]}."):
+        jax_version = metadata.version("jax")
+        raise BadInput(f"{where}: libtpu {found} does not fit jax {jax_version}, which needs {wanted[1]}.*: {remedy}")

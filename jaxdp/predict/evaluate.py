@@ -1,0 +1,165 @@
+"""One strategy on one cluster: whether it fits, what a step costs, and what binds it."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from jaxdp.config import Config
+from jaxdp.predict.compute import compute_dtype
+from jaxdp.predict.cost import StepCost, mesh_cost
+from jaxdp.predict.hardware import Hardware
+from jaxdp.predict.memory import Memory, memory
+from jaxdp.predict.server_cost import server, server_cost
+from jaxdp.predict.sharding import mesh_devices, workers
+from jaxdp.strategies.rules import shard_group
+from jaxdp.units import bytes_text
+
+if TYPE_CHECKING:
+    from jaxdp.stragglers.delays import Delays
+
+USABLE = 0.9  # of a device's memory; the rest is left to the runtime and to fragmentation
+PROPORTIONAL = "ddp, work by speed"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A strategy's prediction. `runs`: jaxdp can run it as it stands; else it is there for comparison only."""
+
+    strategy: str
+    runs: bool
+    fits: bool
+    memory: Memory
+    usable_bytes: int
+    accumulation: int
+    global_batch: int
+    cost: StepCost
+    tokens_per_second: float
+    bottleneck: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "strategy": self.strategy,
+            "runs": self.runs,
+            "fits": self.fits,
+            "bytes_per_device": self.memory.total,
+            "usable_bytes_per_device": self.usable_bytes,
+            "memory": asdict(self.memory),
+            "accumulation": self.accumulation,
+            "global_batch": self.global_batch,
+            "step_time_s": {
+                "compute": self.cost.compute_s,
+                "exposed_communication": self.cost.exposed_communication_s,
+                "waiting": self.cost.waiting_s,
+                "total": self.cost.total_s,
+            },
+            "tokens_per_second": self.tokens_per_second,
+            "bytes_sent_per_device": self.cost.moved_bytes,
+            "bottleneck": self.bottleneck,
+        }
+
+
+def with_strategy(config: Config, name: str) -> Config:
+    unit = config.strategy.unit if name == "fsdp" else "block"
+    return config.model_copy(update={"strategy": config.strategy.model_copy(update={"name": name, "unit": unit})})
+
+
+def possible(config: Config, hardware: Hardware) -> list[str]:
+    """The strategies that make a mesh on these devices."""
+    names = ["ddp", "zero1", "fsdp"]
+    group = shard_group(config.strategy, hardware.devices, hardware.hosts)
+    if 1 < group < hardware.devices and hardware.devices % group == 0:
+        names.append("hsdp")
+    enough = workers(with_strategy(config, "ps"), hardware.devices) * config.server.devices_per_worker
+    if 1 < enough <= hardware.devices:
+        names.append("ps")
+    return names
+
+
+def evaluate(
+    config: Config, hardware: Hardware, name: str, delays: "Delays | None" = None, proportional: bool = False
+) -> Row:
+    """Predicts a strategy, with as many microbatches as make it fit (at least the configured number).
+
+    A global batch that the devices don't divide is rounded up to one that they do.
+    """
+    config = _whole_batch(with_strategy(config, name), hardware.devices)
+    usable = int(USABLE * hardware.memory_bytes)
+    config, needed = _fitting(config, hardware, usable)
+    mesh = name != "ps"
+    cost = mesh_cost(config, hardware, delays, proportional) if mesh else server_cost(config, hardware, delays)
+    fits = needed.total <= usable
+    return Row(
+        strategy=PROPORTIONAL if proportional else name,
+        runs=not proportional,
+        fits=fits,
+        memory=needed,
+        usable_bytes=usable,
+        accumulation=config.train.accumulation,
+        global_batch=config.train.global_batch,
+        cost=cost,
+        tokens_per_second=config.train.global_batch * config.model.context / cost.total_s,
+        bottleneck=_bottleneck(config, hardware, cost) if fits else _too_large(needed, usable),
+    )
+
+
+def _whole_batch(config: Config, devices: int) -> Config:
+    whole = workers(config, devices) * mesh_devices(config, devices) * config.train.accumulation
+    batch = -(-config.train.global_batch // whole) * whole
+    return config.model_copy(update={"train": config.train.model_copy(update={"global_batch": batch})})
+
+
+def _fitting(config: Config, hardware: Hardware, usable: int) -> tuple[Config, Memory]:
+    """The fewest microbatches, from the configured number on, whose memory is usable; else the most there can be."""
+    sharers = workers(config, hardware.devices) * mesh_devices(config, hardware.devices)
+    each, first = config.train.global_batch // sharers, config.train.accumulation
+    needed = None
+    for parts in (k for k in range(first, each + 1) if each % k == 0 and k % first == 0):
+        train = config.train.model_copy(update={"accumulation": parts})
+        config = config.model_copy(update={"train": train})
+        needed = hardware_memory(config, hardware)
+        if needed.total <= usable:
+            break
+    assert needed is not None
+    return config, needed
+
+
+def hardware_memory(config: Config, hardware: Hardware) -> Memory:
+    """What the step needs on each device of a cluster."""
+    group = hardware.groups[0]
+    return memory(config, hardware.devices, hardware.hosts, compute_dtype(config, group), group.platform)
+
+
+def _too_large(needed: Memory, usable: int) -> str:
+    parts = {"state": needed.state, "activations and gathered parameters": needed.activations}
+    largest = max(parts, key=lambda part: parts[part])
+    return (
+        f"memory: needs {bytes_text(needed.total)} a device of {bytes_text(usable)} usable,"
+        f" {bytes_text(parts[largest])} of it {largest}"
+    )
+
+
+def _bottleneck(config: Config, hardware: Hardware, cost: StepCost) -> str:
+    network = "the network between hosts" if hardware.hosts > 1 else "the links inside the host"
+    if config.strategy.name == "ps":
+        shared = server(config, hardware)
+        sending = shared.message_bytes / shared.bandwidth
+        what = "network" if sending > shared.apply_s else "applying of updates"
+        waiting = f"the server: its {what} holds the workers up for"
+    else:
+        waiting = "the slowest device: the others wait for it for"
+    shares = {
+        "computing: it takes": cost.compute_s,
+        f"communication over {network}: it shows for": cost.exposed_communication_s,
+        waiting: cost.waiting_s,
+    }
+    largest = max(shares, key=lambda part: shares[part])
+    return f"{largest} {shares[largest] / cost.total_s:.0%} of the step"
+
+
+def scaled_links(hardware: Hardware, factor: float) -> Hardware:
+    """The same devices with every link faster or slower."""
+    return Hardware(
+        tuple(
+            replace(group.with_faster_nic(factor), intra_bandwidth=group.intra_bandwidth * factor)
+            for group in hardware.groups
+        )
+    )

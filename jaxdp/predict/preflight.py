@@ -1,0 +1,120 @@
+"""The fast check: what will go wrong with a config on a number of devices, found before JAX starts.
+
+`preflight` returns every finding; `require` stops a run that has an error nobody allowed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jaxdp.config import Config
+from jaxdp.errors import BadInput, Refused
+from jaxdp.predict import checks
+from jaxdp.predict.checks import Diagnostic
+from jaxdp.predict.memory import memory
+from jaxdp.predict.sharding import Leaf, shards
+from jaxdp.strategies.rules import ShardRule
+
+ERRORS = ("block_split", "batch_undivided", "group_undivided", "bad_spec", "memory", "unplanned_collective")
+WARNINGS = ("replicated", "uneven", "undivided_dim")
+NO_PROGRAM = ("batch_undivided", "group_undivided", "bad_spec")  # a check may let them pass, a run cannot
+
+
+@dataclass(frozen=True)
+class Report:
+    """`ok` when no finding is an error. `parameters` has a row for each leaf; bytes are a device's.
+
+    `compiled` is the program's collectives and memory, where it was compiled.
+    """
+
+    devices: int
+    findings: tuple[Diagnostic, ...]
+    parameters: tuple[dict[str, Any], ...]
+    memory_bytes: int | None
+    compiled: dict[str, Any] | None = None
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.severity != "error" for finding in self.findings)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a program at all, however slow or large."""
+        return all(finding.name not in NO_PROGRAM for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "devices": self.devices,
+            "findings": [asdict(finding) for finding in self.findings],
+            "parameters": list(self.parameters),
+            "memory_bytes": self.memory_bytes,
+            "compiled": self.compiled,
+            "how": {"memory_bytes": "compiled" if self.compiled else "predicted"},
+        }
+
+
+def preflight(
+    config: Config,
+    devices: int,
+    hosts: int = 1,
+    memory_bytes: int | None = None,
+    rule: ShardRule | None = None,
+    platform: str | None = None,
+) -> Report:
+    """Checks the config's strategy, or another `rule`, on `devices` that have `memory_bytes` each (None: unknown).
+
+    Without a `platform` ("cpu", "gpu", "tpu") devices whose memory is known are GPUs, others CPUs.
+    """
+    if devices < 1 or hosts < 1:
+        raise BadInput(f"devices {devices}, hosts {hosts}: at least 1 of each is needed")
+    server = config.server
+    if config.strategy.name == "ps" and server.engine == "ray" and server.workers:
+        devices = server.workers * server.devices_per_worker  # the cluster's; this process has its own
+    if group := checks.group_undivided(config, devices, hosts):
+        return Report(devices, (group,), (), None)
+    placed = shards(config, devices, hosts, rule)
+    platform = platform or ("cpu" if memory_bytes is None else "gpu")
+    needed = memory(config, devices, hosts, platform=platform).total
+    findings = (
+        *checks.batch(config, devices),
+        *checks.blocks(config, devices),
+        *(finding for leaf in placed.leaves for finding in checks.specs(leaf, placed)),
+        *checks.undivided(config, placed),
+        *checks.replicated(config, placed),
+        *checks.memory(config, needed, memory_bytes),
+    )
+    rows = tuple(_row(leaf) for leaf in placed.leaves)
+    return Report(devices, findings, rows, needed)
+
+
+def require(report: Report, allow: Iterable[str] = ()) -> None:
+    """What a run needs: raises `Refused`, in one line, for the first error not allowed, or that allows no program."""
+    allow = check_allowed(allow).difference(NO_PROGRAM)
+    refused = [f for f in report.findings if f.severity == "error" and f.name not in allow]
+    if refused:
+        first = refused[0]
+        way_out = "" if first.name in NO_PROGRAM else f", or pass --allow {first.name}"
+        more = f" (and {len(refused) - 1} more: see jaxdp check)" if len(refused) > 1 else ""
+        raise Refused(f"{first}{way_out}{more}")
+
+
+def check_allowed(names: Iterable[str]) -> frozenset[str]:
+    """The names, if each is a finding's; else `BadInput`."""
+    names = frozenset(names)
+    if unknown := sorted(names - {*ERRORS, *WARNINGS}):
+        raise BadInput(f"--allow {unknown[0]}: no such finding; known: {', '.join((*ERRORS, *WARNINGS))}")
+    return names
+
+
+def _row(leaf: Leaf) -> dict[str, Any]:
+    return {
+        "parameter": leaf.path,
+        "shape": list(leaf.parameter.shape),
+        "bytes": leaf.parameter.bytes,
+        "spec": list(leaf.params),
+        "shard_shape": list(leaf.shard_shape),
+        "shard_bytes": leaf.shard_bytes,
+        "optimizer_spec": list(leaf.optimizer),
+        "optimizer_shard_bytes": leaf.optimizer_shard_bytes,
+    }

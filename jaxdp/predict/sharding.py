@@ -1,0 +1,120 @@
+"""What every device holds of every parameter: the rule's `Specs` turned into shard shapes and bytes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxdp.config import Config, OptimConfig
+from jaxdp.errors import BadInput
+from jaxdp.models.shapes import PARAMETER_BYTES, Parameter, parameters
+from jaxdp.strategies.flat_layout import flat_layout, is_flat
+from jaxdp.strategies.rules import DATA_AXIS, STRATEGIES, ShardRule, Spec, Specs, axis_sizes
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One parameter under a rule. `optimizer_slots` arrays share its shape and the optimizer's spec."""
+
+    parameter: Parameter
+    params: Spec
+    optimizer: Spec
+    shard_shape: tuple[int, ...]
+    optimizer_shard_shape: tuple[int, ...]
+    optimizer_slots: int
+
+    @property
+    def path(self) -> str:
+        return self.parameter.path
+
+    @property
+    def shard_bytes(self) -> int:
+        return math.prod(self.shard_shape) * PARAMETER_BYTES
+
+    @property
+    def gradient_shard_bytes(self) -> int:
+        """A reduced gradient has the optimizer's spec."""
+        return math.prod(self.optimizer_shard_shape) * PARAMETER_BYTES
+
+    @property
+    def optimizer_bytes(self) -> int:
+        return self.optimizer_slots * self.parameter.bytes
+
+    @property
+    def optimizer_shard_bytes(self) -> int:
+        return self.optimizer_slots * self.gradient_shard_bytes
+
+
+class Shards(NamedTuple):
+    """A mesh's axes and every leaf on it."""
+
+    axes: Mapping[str, int]
+    leaves: tuple[Leaf, ...]
+
+
+def optimizer_slots(optim: OptimConfig) -> int:
+    """Optimizer arrays of a parameter's shape: two for AdamW, one for SGD with momentum, else none."""
+    return 2 if optim.name == "adamw" else int(optim.momentum > 0)
+
+
+def workers(config: Config, devices: int) -> int:
+    """The independent trainers: one under a mesh strategy, else the parameter server's workers."""
+    if config.strategy.name != "ps":
+        return 1
+    return config.server.workers or max(1, devices // config.server.devices_per_worker)
+
+
+def mesh_config(config: Config) -> Config:
+    """The config of one mesh: a parameter server's worker trains by `server.worker_strategy`."""
+    if config.strategy.name != "ps":
+        return config
+    strategy = config.strategy.model_copy(update={"name": config.server.worker_strategy, "unit": "block"})
+    return config.model_copy(update={"strategy": strategy})
+
+
+def mesh_devices(config: Config, devices: int) -> int:
+    return config.server.devices_per_worker if config.strategy.name == "ps" else devices
+
+
+def shards(config: Config, devices: int, hosts: int = 1, rule: ShardRule | None = None) -> Shards:
+    """Every leaf on the mesh of `devices`, by the strategy's rule or another.
+
+    A dim that its axes don't divide counts as rounded up. Under a parameter server it is one worker's mesh,
+    whose optimizer state is the server's.
+    """
+    if devices < 1 or hosts < 1:
+        raise BadInput(f"devices {devices}, hosts {hosts}: at least 1 of each is needed")
+    held = 0 if config.strategy.name == "ps" else optimizer_slots(config.optim)
+    devices, config = mesh_devices(config, devices), mesh_config(config)
+    axes = axis_sizes(config.strategy, devices, hosts)
+    rule = rule or STRATEGIES[config.strategy.name].rule(config.strategy)
+    if is_flat(config.strategy):
+        outside = [parameter for parameter in parameters(config.model) if not parameter.in_blocks]
+        flat = flat_layout(config.model, devices)
+        blocks = Parameter("blocks", (flat.piece_size * devices,))
+        return Shards(
+            axes,
+            (
+                _leaf(blocks, lambda path, shape, axis_sizes: Specs((DATA_AXIS,), (DATA_AXIS,)), axes, held),
+                *(_leaf(parameter, rule, axes, held) for parameter in outside),
+            ),
+        )
+    return Shards(axes, tuple(_leaf(parameter, rule, axes, held) for parameter in parameters(config.model)))
+
+
+def _leaf(parameter: Parameter, rule: ShardRule, axes: Mapping[str, int], held: int) -> Leaf:
+    specs = rule(parameter.path, parameter.shape, axes)
+    return Leaf(
+        parameter,
+        specs.params,
+        specs.optimizer,
+        shard_shape(parameter.shape, specs.params, axes),
+        shard_shape(parameter.shape, specs.optimizer, axes),
+        held,
+    )
+
+
+def shard_shape(shape: tuple[int, ...], spec: Spec, axes: Mapping[str, int]) -> tuple[int, ...]:
+    """The largest shard of an array; an axis that the mesh lacks cuts nothing."""
+    cuts = [axes.get(axis, 1) if axis else 1 for axis in (*spec, *(None,) * len(shape))]
+    return tuple(math.ceil(size / cut) for size, cut in zip(shape, cuts, strict=False))

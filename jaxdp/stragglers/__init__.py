@@ -1,0 +1,1 @@
+"""Uneven workers: the SPEC, its delay models, and how a real run is delayed by them."""

@@ -1,0 +1,233 @@
+"""The one train step of every mesh strategy: gradients on shards, one reduction, an update on shards.
+
+Where a strategy differs is its `Layout` alone. Gradients are sums over tokens until they are reduced, and
+are divided by the number of valid tokens over all devices and microbatches, so that they do not depend on
+how tokens are spread.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdp.data.batch import Batch
+from jaxdp.params import Params
+from jaxdp.stragglers.step_pace import StepPace, note_start, sleep_rest
+from jaxdp.strategies.layout import Layout, spec_axes
+from jaxdp.strategies.unshard import make_fetch
+from jaxdp.task import Task, TrainState
+
+
+class StepMetrics(NamedTuple):
+    """Scalars of a step: the mean loss of the valid tokens (nats), the gradient's norm before clipping, and counts."""
+
+    loss: jax.Array
+    grad_norm: jax.Array
+    tokens: jax.Array
+    learning_rate: jax.Array
+
+
+class Sums(NamedTuple):
+    """Sums over tokens: of the loss's gradients, of the loss in nats, and the number of valid tokens."""
+
+    grads: Params
+    loss: jax.Array
+    tokens: jax.Array
+
+
+@dataclass(frozen=True)
+class MeshStep:
+    """The compiled functions of a strategy.
+
+    `init(seed)` makes a state in its layout, `step(state, batch)` donates the state, `evaluate(params, batch)`
+    gives (sum of losses, valid tokens).
+    """
+
+    layout: Layout
+    init: Callable[[int], TrainState]
+    step: Any  # jitted: (TrainState, Batch) -> (TrainState, StepMetrics)
+    evaluate: Any  # jitted: (Params, Batch) -> (loss sum, tokens)
+
+    def put(self, batch: Batch) -> Batch:
+        """The batch's `Layout.local_rows`, spread over this process's devices, as its part of the global batch."""
+        sharding = NamedSharding(self.layout.mesh, self.layout.batch)
+        if sharding.is_fully_addressable:
+            return jax.device_put(batch, sharding)
+        return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, rows), batch)
+
+
+def make_step(
+    task: Task,
+    layout: Layout,
+    accumulation: int = 1,
+    skip_nonfinite: bool = False,
+    pace: StepPace | None = None,
+    round_latency_s: float = 0.0,
+) -> MeshStep:
+    """The functions of a task in a layout; a device's part of the batch is taken in `accumulation` microbatches."""
+    gradients = make_gradients(task, layout, accumulation, pace, round_latency_s)
+    update = make_update(task, layout)
+
+    def init_state(key: jax.Array) -> TrainState:
+        params = task.init_params(key)
+        return TrainState(jnp.zeros((), jnp.int32), params, task.tx.init(params))
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        sums = gradients(state.params, batch)
+        learning_rate = task.learning_rate(state.step)
+        params, opt_state, norm = update(state.params, state.opt_state, sums.grads, sums.tokens, learning_rate)
+        new = TrainState(state.step + 1, params, opt_state)
+        loss = sums.loss / jnp.maximum(sums.tokens, 1)
+        if skip_nonfinite:
+            good = jnp.isfinite(loss) & jnp.isfinite(norm)
+            new = jax.tree.map(lambda fresh, old: jnp.where(good, fresh, old), new, state._replace(step=new.step))
+        return new, StepMetrics(loss, norm, sums.tokens, learning_rate)
+
+    scalar: Any = NamedSharding(layout.mesh, PartitionSpec())
+    jitted_init = jax.jit(init_state, out_shardings=layout.state)
+    return MeshStep(
+        layout=layout,
+        init=lambda seed: jitted_init(jax.random.key(seed)),
+        step=jax.jit(step, donate_argnums=0, out_shardings=(layout.state, StepMetrics(*[scalar] * 4))),
+        evaluate=jax.jit(make_evaluate(task, layout)),
+    )
+
+
+def make_gradients(
+    task: Task, layout: Layout, accumulation: int, pace: StepPace | None = None, round_latency_s: float = 0.0
+) -> Any:
+    """(params, batch) -> `Sums` over the global batch, the gradients in the optimizer's layout."""
+    fetch = make_fetch(layout.params, task.compute_dtype, round_latency_s)
+    scalar: Any = PartitionSpec()
+
+    def local(params: Params, batch: Batch) -> Sums:
+        # Varying over every axis, or the transpose would reduce a replicated leaf once a block and microbatch.
+        params = jax.tree.map(lambda leaf, spec: _vary(leaf, _others(layout.axes, spec)), params, layout.params)
+
+        def micro(part: Batch) -> Sums:
+            (total, tokens), grads = jax.value_and_grad(
+                lambda p: task.loss_sum(p, part, fetch, train=True), has_aux=True
+            )(params)
+            return Sums(grads, total, tokens)
+
+        nothing = _vary(jnp.zeros(()), layout.axes)
+        zeros = Sums(jax.tree.map(jnp.zeros_like, params), nothing, nothing)
+        if pace is not None:
+            batch = note_start(pace, batch, layout.axes)
+        sums = accumulate(micro, zeros, batch, accumulation)
+        if pace is not None:
+            sums = sums._replace(loss=sleep_rest(pace, sums.loss, sums.grads, batch, layout.axes))
+        return _reduce(sums, layout)
+
+    return jax.shard_map(
+        local,
+        mesh=layout.mesh,
+        in_specs=(layout.params, layout.batch),
+        out_specs=Sums(layout.optimizer, scalar, scalar),
+    )
+
+
+def accumulate(micro: Callable[[Batch], Any], zeros: Any, batch: Batch, accumulation: int) -> Any:
+    """The sum of `micro` over equal consecutive parts of a batch, one after the other."""
+    if accumulation == 1:
+        return micro(batch)
+
+    def add(sums: Any, part: Batch) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, sums, micro(part)), None
+
+    parts = jax.tree.map(lambda leaf: leaf.reshape(accumulation, -1, *leaf.shape[1:]), batch)
+    return jax.lax.scan(add, zeros, parts)[0]
+
+
+def make_update(task: Task, layout: Layout) -> Any:
+    """(params, opt_state, gradient sums, tokens, learning rate) -> (params, opt_state, norm), each on its shard."""
+
+    def local(
+        params: Params, opt_state: Any, grads: Params, tokens: jax.Array, learning_rate: jax.Array
+    ) -> tuple[Params, Any, jax.Array]:
+        grads = jax.tree.map(lambda g: g / jnp.maximum(tokens, 1), grads)
+        norm = _global_norm(grads, layout.optimizer)
+        direction, opt_state = task.tx.update(clip(grads, norm, task.clip), opt_state, params)
+        return descend(params, direction, learning_rate), opt_state, norm
+
+    scalar = PartitionSpec()
+    return jax.shard_map(
+        local,
+        mesh=layout.mesh,
+        in_specs=(layout.optimizer, layout.opt_state, layout.optimizer, scalar, scalar),
+        out_specs=(layout.optimizer, layout.opt_state, scalar),
+    )
+
+
+def clip(grads: Params, norm: jax.Array, limit: float) -> Params:
+    """Scales gradients of the given global norm down to `limit`; 0 leaves them as they are."""
+    if not limit:
+        return grads
+    scale = jnp.minimum(1.0, limit / jnp.maximum(norm, limit))
+    return jax.tree.map(lambda g: g * scale, grads)
+
+
+def descend(params: Params, direction: Params, learning_rate: jax.Array) -> Params:
+    return optax.apply_updates(params, jax.tree.map(lambda d: -learning_rate * d, direction))
+
+
+def make_evaluate(task: Task, layout: Layout) -> Any:
+    fetch = make_fetch(layout.params, task.compute_dtype)
+
+    def local(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.psum(task.loss_sum(params, batch, fetch, train=False), layout.axes)
+
+    return jax.shard_map(
+        local,
+        mesh=layout.mesh,
+        in_specs=(layout.params, layout.batch),
+        out_specs=(PartitionSpec(), PartitionSpec()),
+    )
+
+
+def _reduce(sums: Sums, layout: Layout) -> Sums:
+    """Sums over the axes that a leaf's spec does not name: scattered where the optimizer's spec names the axis.
+
+    All leaves that are summed whole over the same axes travel in one collective, the scalars with them.
+    """
+    leaves, structure = jax.tree.flatten(sums.grads)
+    specs = zip(jax.tree.leaves(layout.params), jax.tree.leaves(layout.optimizer), strict=True)
+    whole: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for index, (param_spec, optimizer_spec) in enumerate(specs):
+        scattered = [axis for axis in spec_axes(optimizer_spec) if axis not in param_spec]
+        for axis in scattered:
+            dim = optimizer_spec.index(axis)
+            leaves[index] = jax.lax.psum_scatter(leaves[index], axis, scatter_dimension=dim, tiled=True)
+        summed = tuple(axis for axis in _others(layout.axes, param_spec) if axis not in scattered)
+        if summed:
+            whole[summed].append(index)
+    leaves += [sums.loss, sums.tokens]
+    whole[layout.axes] += [len(leaves) - 2, len(leaves) - 1]
+    for axes, indices in whole.items():
+        reduced = jax.lax.psum([leaves[index] for index in indices], axes)
+        for index, leaf in zip(indices, reduced, strict=True):
+            leaves[index] = leaf
+    *grads, loss, tokens = leaves
+    return Sums(jax.tree.unflatten(structure, grads), loss, tokens)
+
+
+def _global_norm(grads: Params, specs: Any) -> jax.Array:
+    """The norm over all shards: squares are summed over just the axes that cut a leaf."""
+    squares: dict[tuple[str, ...], list[jax.Array]] = defaultdict(list)
+    for leaf, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
+        squares[spec_axes(spec)].append(jnp.sum(jnp.square(leaf)))
+    totals = {axes: jnp.sum(jnp.stack(parts)) for axes, parts in squares.items()}
+    return jnp.sqrt(sum((jax.lax.psum(t, axes) if axes else t for axes, t in totals.items()), jnp.zeros(())))
+
+
+def _others(axes: Sequence[str], spec: PartitionSpec) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis not in spec)
+
+
+def _vary(leaf: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    return jax.lax.pcast(leaf, axes, to="varying") if axes else leaf

@@ -1,0 +1,220 @@
+"""What is simulated: workers, their compute times and delays, the network, and the strategies to compare."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+import jaxdp
+from jaxdp.errors import BadInput
+from jaxdp.stragglers.delays import Delays, parse
+from sims import checks
+from sims.strategy import Strategy, give_options, parse_strategy
+
+SHIPPED = Path(jaxdp.__file__).parent / "configs" / "sims"
+
+# whole numbers and the least of each
+_WHOLE = {
+    "workers": 1,
+    "steps": 1,
+    "seed": 0,
+    "seeds": 1,
+    "message_bytes": 0,
+    "tokens_per_step": 1,
+    "hosts": 1,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A simulation. Times are 0 and bandwidths infinite unless given; gigabits and bytes are decimal.
+
+    A step is one global batch: n workers' gradients, whatever the strategy. Compute times and
+    the network can come from the cost model (`hardware`: a preset or file, for the config `train`) or from the
+    folder of a measured `run`; what is given beside wins. `learning_rates` (a grid, by default the config's
+    rate) and `until_loss` belong to real gradients.
+    """
+
+    workers: int = 8
+    steps: int = 1000
+    seed: int = 0
+    seeds: int = 1
+    compute_s: float | tuple[float, ...] = 0.0
+    delays: str = ""
+    nic_gbps: float = math.inf
+    server_nic_gbps: float = math.inf
+    latency_s: float = 0.0
+    apply_s: float = 0.0
+    apply_distribution: Literal["constant", "exponential"] = "constant"
+    message_bytes: int = 0
+    queue: Literal["fifo", "shared"] = "fifo"
+    tokens_per_step: int = 1024
+    hardware: str | None = None
+    hosts: int | None = None
+    run: str | None = None
+    train: str = "nano"
+    learning_rates: tuple[float, ...] = ()
+    until_loss: float | None = None
+    strategies: tuple[Strategy, ...] = (Strategy(name="ddp"), Strategy(name="ps"))
+
+    def __post_init__(self) -> None:
+        for key, least in _WHOLE.items():
+            if getattr(self, key) is not None:
+                checks.whole(key, getattr(self, key), least)
+        for key in ("latency_s", "apply_s"):
+            checks.real(key, getattr(self, key))
+        for key in ("nic_gbps", "server_nic_gbps"):
+            checks.real(key, getattr(self, key), most=math.inf, above=True)
+        for seconds in self.compute_s if isinstance(self.compute_s, tuple) else (self.compute_s,):
+            checks.real("compute_s", seconds)
+        for rate in self.learning_rates:
+            checks.real("learning_rates", rate, most=1e6, above=True)
+        if self.until_loss is not None:
+            checks.real("until_loss", self.until_loss)
+        checks.one_of("queue", self.queue, ("fifo", "shared"))
+        checks.one_of("apply_distribution", self.apply_distribution, ("constant", "exponential"))
+        for key in ("delays", "train", "hardware", "run"):
+            if getattr(self, key) is not None:
+                checks.text(key, getattr(self, key))
+        self._check_workers()
+        if not (self.delays or np.any(self.compute_s)):
+            raise BadInput("compute_s: nothing takes any time; give compute_s, or delays such as pace(seconds=1)")
+
+    def _check_workers(self) -> None:
+        """What has to do with the number of workers and strategies."""
+        n = self.workers
+        if isinstance(self.compute_s, tuple) and len(self.compute_s) != n:
+            raise BadInput(f"compute_s: {len(self.compute_s)} times for {n} workers")
+        labels = [strategy.label for strategy in self.strategies]
+        if not labels or len(set(labels)) < len(labels):
+            raise BadInput(f"strategies: expected different ones, at least one, not {', '.join(labels) or 'none'}")
+        for strategy in self.strategies:
+            if (strategy.backups or 0) >= n:
+                raise BadInput(f"backups: {strategy.backups} of {n} workers leave none to wait for; at most {n - 1}")
+            if (strategy.group or 1) > n:
+                raise BadInput(f"group: {strategy.group} pushes of {n} workers; at most {n}")
+        self.delays_of(self.seed).check(n)
+
+    def delays_of(self, seed: int) -> Delays:
+        return parse(self.delays, seed, where="delays")
+
+    @property
+    def base_s(self) -> np.ndarray:
+        """Each worker's compute time before delays."""
+        return np.broadcast_to(np.asarray(self.compute_s, np.float64), self.workers)
+
+
+def load(
+    sources: Sequence[str],
+    flags: Mapping[str, Any],
+    options: Mapping[str, Any],
+    names: list[str] | None = None,
+    overrides: Iterable[str] = (),
+) -> Scenario:
+    """The scenario of files or shipped names, later ones winning; then `overrides` (`key=value`), then `flags`.
+
+    `names` replace its strategies; `options` (policy, bound, ...) go to the strategies that read them, and
+    one that none reads is refused. Raises `BadInput`.
+    """
+    values = _from_files(sources, overrides) if sources or overrides else {}
+    values |= flags
+    values = _derived(values) | values
+    if names:
+        values["strategies"] = [{"name": name} for name in names]
+    if options:
+        strategies = values.get("strategies", [{"name": "ddp"}, {"name": "ps"}])
+        values["strategies"] = give_options(strategies, options)
+    return build(values)
+
+
+def _from_files(sources: Iterable[str], overrides: Iterable[str]) -> dict[str, Any]:
+    from jaxdp.config import parse_override, read_toml  # here, since it takes a tenth of a second to load
+
+    values: dict[str, Any] = {}
+    for source in sources:
+        values |= read_toml(find(source))
+    for override in overrides:
+        values |= parse_override(override)
+    return values
+
+
+def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the cost model or a measured run has to say."""
+    hardware, run = values.get("hardware"), values.get("run")
+    if hardware and run:
+        raise BadInput("run: compute times come from hardware too; give only one of them")
+    if values.get("hosts") and not hardware:
+        raise BadInput("hosts: is a count of the hardware's hosts; give hardware too")
+    if not hardware and not run:
+        return {}
+    from sims import sources  # here, since a start that needs no cost model should not wait for it
+
+    if run:
+        return sources.from_run(str(run))
+    found = sources.from_hardware(str(hardware), values.get("hosts"), str(values.get("train", "nano")))
+    if values.get("workers", found["workers"]) != found["workers"]:
+        raise BadInput(f"workers: {hardware} has {found['workers']} devices, not {values['workers']}; leave it out")
+    return found
+
+
+def build(values: Mapping[str, Any]) -> Scenario:
+    """Validates plain values; raises `BadInput`."""
+    checks.refuse_unknown(values, [field.name for field in fields(Scenario)])
+    values = dict(values)
+    for key in ("compute_s", "learning_rates"):
+        if isinstance(values.get(key), list):
+            values[key] = tuple(values[key])
+    strategies = values.get("strategies", ())
+    if not isinstance(strategies, list | tuple):
+        raise BadInput(f"strategies: expected tables [[strategies]], not {strategies!r}")
+    if "strategies" in values:
+        values["strategies"] = tuple(
+            item if isinstance(item, Strategy) else parse_strategy(item, place) for place, item in enumerate(strategies)
+        )
+    return Scenario(**values)
+
+
+def find(source: str) -> Path:
+    """The file of a path or of a shipped simulation's name."""
+    path, shipped = Path(source), SHIPPED / f"{source}.toml"
+    if path.suffix == ".toml" or path.is_file():
+        return path
+    if not shipped.is_file():
+        checks.refuse_name(source, shipped_names())
+    return shipped
+
+
+def headline(path: Path) -> str:
+    """The first comment of a simulation's file."""
+    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+
+
+def shipped_names() -> list[str]:
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def plain_values(scenario: Scenario) -> dict[str, Any]:
+    """The scenario as a document, without what isn't given."""
+    values = {key: value for key, value in asdict(scenario).items() if value is not None}
+    values["strategies"] = [
+        {key: value for key, value in strategy.items() if value is not None} for strategy in values["strategies"]
+    ]
+    return values
+
+
+def to_toml(scenario: Scenario) -> str:
+    """The scenario as TOML that `load` reads back."""
+    values = plain_values(scenario)
+    strategies = values.pop("strategies")
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+    for strategy in strategies:
+        lines += ["", "[[strategies]]", *(f"{key} = {_toml(value)}" for key, value in strategy.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else str(list(value) if isinstance(value, tuple) else value)
