@@ -21,11 +21,11 @@ import jax
 
 from jaxdp.config import Config, load
 from jaxdp.data.pipeline import open_data
+from jaxdp.mesh.devices import claim, use_gpu_flags
 from jaxdp.predict.memory import memory
 from jaxdp.records import step_time
 from jaxdp.run import facts
 from jaxdp.run.mesh_run import MeshRun
-from jaxdp.strategies.devices import claim, use_gpu_flags
 from jaxdp.strategies.rules import STRATEGIES
 
 RESULTS = Path(__file__).parent / "results"

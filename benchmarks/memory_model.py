@@ -108,7 +108,7 @@ def draw_tpu(chance: random.Random) -> tuple[dict[str, Any], int]:
 
 
 def measure(values: dict[str, Any], available: Sequence[Any], devices: int) -> Row:
-    from jaxdp.strategies.compile import compile_step, compiled_bytes
+    from jaxdp.mesh.compile import compile_step, compiled_bytes
 
     config = build(values)
     found = compiled_bytes(compile_step(config, available[:devices]))
@@ -126,8 +126,8 @@ def recorded(topology: str | None) -> Path:
 
 
 def available_devices(topology: str | None) -> Sequence[Any]:
+    from jaxdp.mesh.devices import claim
     from jaxdp.predict.compiled import topology_devices
-    from jaxdp.strategies.devices import claim
 
     return topology_devices(topology) if topology else claim(DEVICES)
 

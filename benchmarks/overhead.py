@@ -17,9 +17,9 @@ import jax
 
 from jaxdp.config import load
 from jaxdp.data.pipeline import Data, open_data
+from jaxdp.mesh.devices import claim
 from jaxdp.run.folder import RunFolder, open_run
 from jaxdp.run.mesh_run import MeshRun
-from jaxdp.strategies.devices import claim
 
 RESULT = Path(__file__).parent / "results" / "overhead.json"
 TARGET_PERCENT = 2.0

@@ -102,8 +102,8 @@ def serve(strategy: str) -> None:
     """jaxdp's own run of a strategy, driven by the lines of stdin; what `jaxdp bench` times is what is timed here."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     from jaxdp.data.pipeline import open_data
+    from jaxdp.mesh.devices import claim
     from jaxdp.run.mesh_run import MeshRun
-    from jaxdp.strategies.devices import claim
 
     config = build({"model": MODEL, "train": TRAIN, "strategy": {"name": strategy}})
     run = MeshRun(config, open_data(config), claim(DEVICES))

@@ -24,12 +24,12 @@ import optax
 
 from jaxdp.config import load
 from jaxdp.data.pipeline import open_data
+from jaxdp.mesh.devices import claim
 from jaxdp.run.mesh_run import MeshRun
 from jaxdp.server.partition import Leaves
 from jaxdp.server.run import ServerRun
 from jaxdp.server.shard_plan import ShardPlan
 from jaxdp.server.worker import Worker, aligned_empty
-from jaxdp.strategies.devices import claim
 from jaxdp.task import Task
 
 RESULT = Path(__file__).parent / "results" / "server.json"

@@ -39,8 +39,8 @@ def estimated_cycles(text: str) -> int:
 
 def examine(form: Any, context: int, devices: Sequence[Any]) -> tuple[int, int]:
     """(estimated cycles, bytes of temporaries) of a step with this form of attention."""
+    from jaxdp.mesh.compile import compile_step, compiled_bytes
     from jaxdp.models import attention
-    from jaxdp.strategies.compile import compile_step, compiled_bytes
 
     train = {"global_batch": DEVICES * TOKENS // context, "remat": "block"}
     config = build({"model": MODEL | {"context": context}, "train": train, "strategy": {"name": "fsdp"}})

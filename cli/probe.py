@@ -42,8 +42,8 @@ def probe(
             _refuse_unwritable(out)
         job.join()
         from jaxdp.job.processes import gather, host_name, on_first
+        from jaxdp.mesh.devices import claim
         from jaxdp.predict.probe import probe as measure
-        from jaxdp.strategies.devices import claim
 
         hosts = gather(host_name())
         profile = measure(claim(devices, hosts), hosts, gather)

@@ -16,11 +16,11 @@ from jaxdp.config import Config, load
 from jaxdp.data.corpora import open_corpus
 from jaxdp.data.pipeline import open_data
 from jaxdp.errors import BadInput
+from jaxdp.mesh.compile import build_step
 from jaxdp.server.core import Update
 from jaxdp.server.shard_plan import ShardPlan
 from jaxdp.server.shards import Gradient, LocalShards, Reading
 from jaxdp.server.worker import Worker, rows_per_worker
-from jaxdp.strategies.compile import build_step
 from jaxdp.task import Task, TrainState
 from jaxdp.timeline import Timeline
 from sims import barrier, server

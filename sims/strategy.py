@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from jaxdp.errors import BadInput
-from jaxdp.server.policy import CORRECTIONS, Correction, Policy, PolicyName, make_policy
+from jaxdp.policies import CORRECTIONS, Correction, Policy, PolicyName, make_policy
 from sims import checks
 
 StrategyName = Literal["ddp", "ddp_small_batch", "zero1", "fsdp", "backup", "local_sgd", "ps"]

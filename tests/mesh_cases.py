@@ -11,11 +11,11 @@ import optax
 
 from jaxdp.config import build
 from jaxdp.data.batch import Batch
+from jaxdp.mesh.devices import make_mesh
+from jaxdp.mesh.layout import make_layout
+from jaxdp.mesh.step import MeshStep, make_step
 from jaxdp.params import Params
 from jaxdp.strategies import rules
-from jaxdp.strategies.devices import make_mesh
-from jaxdp.strategies.layout import make_layout
-from jaxdp.strategies.step import MeshStep, make_step
 from jaxdp.task import TrainState, make_task
 
 BATCH, CONTEXT, VOCAB = 32, 16, 64

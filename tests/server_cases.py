@@ -12,20 +12,20 @@ import numpy as np
 from jaxdp import optim
 from jaxdp.config import Config, OptimConfig, StrategyConfig, build
 from jaxdp.data.batch import Batch
+from jaxdp.mesh.devices import make_mesh
+from jaxdp.mesh.layout import make_layout
+from jaxdp.mesh.step import MeshStep, make_step
 from jaxdp.models.transformer import cross_entropy_sum
 from jaxdp.params import Fetch, Params
+from jaxdp.policies import policy_of
 from jaxdp.server.core import Push, Server, Update
 from jaxdp.server.loop import Loop
 from jaxdp.server.messages import Applied, Arrived, Message, PullGrant, PullRequest
 from jaxdp.server.metrics import Spans
-from jaxdp.server.policy import policy_of
 from jaxdp.server.run import ServerRun
 from jaxdp.server.shards import LocalShards
 from jaxdp.server.worker import Worker
 from jaxdp.strategies import rules
-from jaxdp.strategies.devices import make_mesh
-from jaxdp.strategies.layout import make_layout
-from jaxdp.strategies.step import MeshStep, make_step
 from jaxdp.task import Task, TrainState
 
 VOCAB, WIDTH, CONTEXT, BATCH = 32, 8, 16, 8

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from jaxdp import config
 from jaxdp.config import Config, ModelConfig, StrategyConfig
 from jaxdp.hlo.collectives import Collective, collectives
+from jaxdp.mesh.compile import compile_step
 from jaxdp.models import shapes
+from jaxdp.parameter import Parameter
 from jaxdp.predict.discrepancies import compare
 from jaxdp.strategies.collectives import Planned, minimum_bytes, moved_bytes, plan, summarise
-from jaxdp.strategies.compile import compile_step
 from jaxdp.strategies.rules import STRATEGIES, Specs, axis_sizes
 
 MODEL = ModelConfig(layers=3, width=64, heads=4, ffn=128, context=16, vocab=128)
@@ -111,7 +112,7 @@ def test_hsdp_reduces_shards_across_hosts() -> None:
 
 
 def test_a_leaf_cut_along_two_axes_is_gathered_one_axis_after_the_other() -> None:
-    leaf = shapes.Parameter("blocks.w", (3, 8, 16))
+    leaf = Parameter("blocks.w", (3, 8, 16))
     spec = (None, "host", "data")
     steps = plan([leaf], {leaf.path: Specs(spec, spec)}, {"host": 2, "data": 4})
     assert [(one.kind, one.axes, one.bytes) for one in steps] == [

@@ -9,13 +9,13 @@ import pytest
 from jaxdp.config import Config, build
 from jaxdp.data.batch import Batch
 from jaxdp.hlo.collectives import Collective, collectives
+from jaxdp.mesh.compile import build_step, compile_step
+from jaxdp.mesh.flat import flat_unit, flatten, unflatten
 from jaxdp.models.shapes import parameters
 from jaxdp.predict.discrepancies import compare
 from jaxdp.predict.sharding import shards
 from jaxdp.predict.traffic import planned_collectives
 from jaxdp.stragglers import latency
-from jaxdp.strategies.compile import build_step, compile_step
-from jaxdp.strategies.flat import flat_unit, flatten, unflatten
 from jaxdp.strategies.flat_layout import flat_layout
 
 # 6 blocks; 2, 3, 4 and 6 divide every size, 5 needs padding.

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from jaxdp.errors import BadInput
+from jaxdp.mesh.devices import claim
+from jaxdp.mesh.layout import by_path
 from jaxdp.models import shapes
 from jaxdp.run.facts import bytes_per_device, peak_flops
-from jaxdp.strategies.devices import claim
-from jaxdp.strategies.layout import by_path
 from jaxdp.strategies.rules import STRATEGIES, axis_sizes
 from tests.mesh_cases import config, functions, start
 
@@ -90,7 +90,7 @@ def test_peaks_are_known_or_none(kind: str, peak: float | None) -> None:
 def test_the_overlap_flags_are_known_to_this_xla() -> None:
     """XLA ends the process at a flag it doesn't know."""
     code = (
-        "from jaxdp.strategies.devices import GPU_XLA_FLAGS, use_gpu_flags; import os; os.environ.pop('JAX_PLATFORMS');"
+        "from jaxdp.mesh.devices import GPU_XLA_FLAGS, use_gpu_flags; import os; os.environ.pop('JAX_PLATFORMS');"
         "assert use_gpu_flags(True) == GPU_XLA_FLAGS and use_gpu_flags(True) == () and use_gpu_flags(False) == ();"
         "os.environ['JAX_PLATFORMS'] = 'cpu'; import jax; assert jax.devices()"
     )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxdp.config import build
+from jaxdp.mesh.compile import compile_step, compiled_bytes
 from jaxdp.predict.memory import memory
-from jaxdp.strategies.compile import compile_step, compiled_bytes
 
 RECORDED = Path(__file__).parents[1] / "benchmarks" / "data"
 MODEL = {"layers": 3, "width": 96, "heads": 4, "ffn": 384, "context": 96, "vocab": 300}

@@ -24,7 +24,7 @@ from jaxdp.job.processes import gather, on_first
 from jaxdp.job.rendezvous import Refusal, parse_address
 from jaxdp.job.scheduler import find_job
 from jaxdp.job.stop import StopFlag
-from jaxdp.strategies.devices import host_groups
+from jaxdp.mesh.devices import host_groups
 from jaxdp.strategies.rules import STRATEGIES
 from tests.processes import PATIENCE_S, Done, Rank, finish, free_port, run, started
 

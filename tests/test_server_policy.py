@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jaxdp.config import ServerConfig
 from jaxdp.errors import BadInput, JaxdpError
+from jaxdp.policies import learning_rate_scale, make_policy, policy_of
 from jaxdp.server.core import Reply, Server
-from jaxdp.server.policy import learning_rate_scale, make_policy, policy_of
 
 CASES: dict[str, tuple[str, dict[str, int]]] = {
     "async": ("async", {}),

@@ -11,17 +11,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 # What each room may import, besides itself. `jaxdp` stands for its top-level modules.
-TOP = {"config", "records", "errors", "units", "strict_json", "timeline", "cache", "params"}
+TOP = {"config", "records", "errors", "units", "strict_json", "timeline", "cache", "params", "parameter", "policies"}
 BELOW = {
     "stragglers": {"data"},
+    "strategies": {"hlo", "models"},
     "data": set(),
     "models": {"data"},
     "hlo": set(),
-    "strategies": {"models", "data", "hlo", "stragglers", "optim", "task"},
-    "server": {"models", "data", "strategies", "stragglers", "optim", "task"},
-    "predict": {"models", "data", "hlo", "strategies", "stragglers", "task"},
+    "mesh": {"models", "data", "hlo", "strategies", "stragglers", "optim", "task"},
+    "server": {"models", "data", "mesh", "strategies", "stragglers", "optim", "task"},
+    "predict": {"models", "data", "hlo", "strategies", "mesh", "stragglers", "task"},
     "job": set(),
-    "run": {"models", "data", "hlo", "strategies", "server", "predict", "job", "stragglers", "task"},
+    "run": {"models", "data", "hlo", "strategies", "mesh", "server", "predict", "job", "stragglers", "task"},
     "sweep": {"models", "data", "stragglers", "strategies", "predict", "job", "run"},
     "report": {"models", "strategies", "predict", "stragglers"},
 }
@@ -40,7 +41,7 @@ NO_JAX = [
     "jaxdp.predict.hardware",
     "jaxdp.predict.preflight",
     "jaxdp.server.core",
-    "jaxdp.server.policy",
+    "jaxdp.policies",
     "jaxdp.run.folder",
     "jaxdp.run.manifest",
     "jaxdp.job.stop",

@@ -3,33 +3,10 @@
 A law in the tests keeps these shapes equal to those of the real model.
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from jaxdp.config import ModelConfig
-
-PARAMETER_BYTES = 4  # parameters are float32 masters under every strategy
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One leaf of the parameter tree. In `blocks` the first dim counts the layers and is never sharded."""
-
-    path: str
-    shape: tuple[int, ...]
-
-    @property
-    def in_blocks(self) -> bool:
-        return self.path.startswith("blocks.")
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        return self.size * PARAMETER_BYTES
+from jaxdp.parameter import Parameter
 
 
 def parameters(model: ModelConfig) -> tuple[Parameter, ...]:

@@ -24,7 +24,7 @@ from jaxdp.strategies.rules import ShardRule
 if TYPE_CHECKING:
     import jax
 
-    from jaxdp.strategies.compile import CompiledBytes
+    from jaxdp.mesh.compile import CompiledBytes
 
 # What is the backend's choice and no fault of the program is noted, but no finding: a CPU widens bfloat16, a TPU
 # sums arrays smaller than its tiles whole. So is what moves less than this share of the planned bytes.
@@ -71,7 +71,7 @@ def examine(config: Config, devices: "list[jax.Device]", hosts: int = 1, rule: S
     """Compiles the step for these devices and compares its collectives with the plan."""
     import numpy as np
 
-    from jaxdp.strategies.compile import compile_step, compiled_bytes
+    from jaxdp.mesh.compile import compile_step, compiled_bytes
     from jaxdp.task import compute_dtype
 
     compiled = compile_step(config, devices, hosts, rule)
@@ -133,7 +133,7 @@ def _compiled(program: Program) -> dict[str, Any]:
 
 def _devices(count: int, topology: str | None, host_names: Sequence[str]) -> "list[jax.Device]":
     if topology is None:
-        from jaxdp.strategies.devices import claim
+        from jaxdp.mesh.devices import claim
 
         return claim(count, host_names)
     found = topology_devices(topology)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jaxdp.config import Config, ModelConfig
 from jaxdp.models import shapes
-from jaxdp.models.shapes import PARAMETER_BYTES
+from jaxdp.parameter import PARAMETER_BYTES
 from jaxdp.predict.hardware import HostGroup
 
 SMOOTHNESS = 3.0  # the power mean's exponent; fitted on one A100 node (benchmarks/iteration_model.py)

@@ -1,6 +1,6 @@
 """Seconds of a training step under every strategy: computing, communication that shows, and waiting for others.
 
-The overlap is that of the program as built (`strategies.step`): reductions after the last microbatch overlap
+The overlap is that of the program as built (`mesh.step`): reductions after the last microbatch overlap
 nothing; a block's gather overlaps the block before it, where the hardware runs both at once.
 """
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.config import Config
-from jaxdp.models.shapes import PARAMETER_BYTES
+from jaxdp.parameter import PARAMETER_BYTES
 from jaxdp.predict.compute import (
     COMPUTE_BYTES,
     Rates,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jaxdp.config import Config
 from jaxdp.models.attention_form import form, query_blocks
-from jaxdp.models.shapes import PARAMETER_BYTES
+from jaxdp.parameter import PARAMETER_BYTES
 from jaxdp.predict.compute import COMPUTE_BYTES
 from jaxdp.predict.memory_fit import FITTED, SAVED, AdditiveFit, Fit
 from jaxdp.predict.sharding import Shards, mesh_config, mesh_devices, shards, workers

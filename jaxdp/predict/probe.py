@@ -131,7 +131,7 @@ def _step_seconds(config: Config, own: Sequence[Any]) -> float:
     import numpy as np
 
     from jaxdp.data.batch import Batch
-    from jaxdp.strategies.compile import build_step
+    from jaxdp.mesh.compile import build_step
 
     _, _, functions = build_step(config, own)
     shape = (config.train.global_batch, config.model.context)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxdp.config import Config
-from jaxdp.models.shapes import PARAMETER_BYTES, count
+from jaxdp.models.shapes import count
+from jaxdp.parameter import PARAMETER_BYTES
 from jaxdp.predict.compute import compute_dtype, update_bytes
 from jaxdp.predict.cost import StepCost, barrier_seconds, computing, exposed_seconds
 from jaxdp.predict.hardware import Hardware

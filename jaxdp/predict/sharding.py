@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from jaxdp.config import Config, OptimConfig
 from jaxdp.errors import BadInput
-from jaxdp.models.shapes import PARAMETER_BYTES, Parameter, parameters
+from jaxdp.models.shapes import parameters
+from jaxdp.parameter import PARAMETER_BYTES, Parameter
 from jaxdp.strategies.flat_layout import flat_layout, is_flat
 from jaxdp.strategies.rules import DATA_AXIS, STRATEGIES, ShardRule, Spec, Specs, axis_sizes
 

@@ -13,13 +13,13 @@ import psutil
 from jaxdp.hlo.collectives import collectives
 from jaxdp.hlo.flops import flops
 from jaxdp.job import processes
+from jaxdp.mesh.compile import compiled_bytes
 from jaxdp.models import shapes
 from jaxdp.predict.hardware import PRESETS
 from jaxdp.records import How, Memory
 from jaxdp.run.factory import Run
 from jaxdp.server.run import ServerRun
 from jaxdp.strategies.collectives import minimum_bytes, summarise
-from jaxdp.strategies.compile import compiled_bytes
 
 MFU_FORMULA = (
     "(6 * matmul_parameters + 12 * layers * context * heads * head_dim) * tokens_per_second / sum of bf16 peaks; "

@@ -11,10 +11,10 @@ from jaxdp.config import Config
 from jaxdp.data.pipeline import Data
 from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.job import processes, watchdog
+from jaxdp.mesh.compile import abstract_batch, abstract_state, build_step
 from jaxdp.records import StepRecord, Window
 from jaxdp.stragglers import delays
 from jaxdp.stragglers.step_pace import StepPace
-from jaxdp.strategies.compile import abstract_batch, abstract_state, build_step
 from jaxdp.task import TrainState
 from jaxdp.timeline import Span
 

@@ -73,7 +73,7 @@ def prepare(
 
     import jax
 
-    from jaxdp.strategies.devices import claim, host_groups, use_gpu_flags
+    from jaxdp.mesh.devices import claim, host_groups, use_gpu_flags
 
     flags = use_gpu_flags(xla_flags)
     host_names = processes.gather(processes.host_name())

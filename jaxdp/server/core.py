@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from jaxdp.errors import BadInput, JaxdpError
-from jaxdp.server.policy import Correction, Policy, learning_rate_scale
+from jaxdp.policies import Correction, Policy, learning_rate_scale
 
 Status = Literal["applied", "waiting", "duplicate", "dropped", "left", "joined"]
 

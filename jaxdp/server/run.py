@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jaxdp.config import Config
 from jaxdp.data.pipeline import Data
 from jaxdp.errors import BadInput, JaxdpError
+from jaxdp.policies import policy_of
 from jaxdp.records import StepRecord, Window
 from jaxdp.server.arrays import host_device
 from jaxdp.server.core import Server
 from jaxdp.server.loop import Loop, Record
 from jaxdp.server.messages import Engine, Rows
-from jaxdp.server.policy import policy_of
 from jaxdp.server.shard_plan import ShardPlan
 from jaxdp.server.shards import LocalShards
 from jaxdp.server.threads import ThreadsEngine

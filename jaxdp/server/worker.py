@@ -14,13 +14,13 @@ import numpy as np
 from jaxdp.config import Config
 from jaxdp.data.batch import Batch
 from jaxdp.errors import BadInput
+from jaxdp.mesh.devices import make_mesh
+from jaxdp.mesh.layout import make_layout
+from jaxdp.mesh.step import make_evaluate, make_gradients
 from jaxdp.server.partition import Leaves
 from jaxdp.server.shard_plan import ShardPlan, names_of
 from jaxdp.server.shards import Gradient
-from jaxdp.strategies.devices import make_mesh
-from jaxdp.strategies.layout import make_layout
 from jaxdp.strategies.rules import STRATEGIES, axis_sizes
-from jaxdp.strategies.step import make_evaluate, make_gradients
 from jaxdp.task import Task
 
 ALIGNMENT = 64  # bytes; XLA's CPU backend then uses a NumPy buffer as it is

@@ -1,1 +1,1 @@
-"""Where it is trained, synchronously: DDP, ZeRO-1, FSDP and HSDP on a device mesh."""
+"""The strategies: one row each, what it cuts, and what it must send (no JAX)."""

@@ -1,6 +1,6 @@
 """What a train step should move between devices, from its `Specs` alone, against what a program moves (no JAX).
 
-`plan` lists the collectives of `strategies.step` for any rule (`predict.discrepancies` holds them against those that
+`plan` lists the collectives of `mesh.step` for any rule (`predict.discrepancies` holds them against those that
 `hlo.collectives` finds in a compiled program); `minimum_bytes` is each strategy's own closed formula, derived from
 neither.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxdp.hlo.collectives import Collective
 from jaxdp.hlo.replica_groups import Groups, axis_groups
-from jaxdp.models.shapes import PARAMETER_BYTES, Parameter
+from jaxdp.parameter import PARAMETER_BYTES, Parameter
 from jaxdp.strategies.rules import DATA_AXIS, HOST_AXIS, Spec, Specs
 
 GRADIENT_BYTES = 4  # gradients are reduced in float32 under every strategy

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from jaxdp.config import StrategyConfig
-from jaxdp.models.shapes import PARAMETER_BYTES, Parameter
+from jaxdp.parameter import PARAMETER_BYTES, Parameter
 
 Spec = tuple[str | None, ...]  # an axis name, or None, for every dim
 

@@ -36,7 +36,7 @@ class Lab:
             os.environ.setdefault("XLA_FLAGS", QUICK_XLA_FLAGS)
         import jax
 
-        from jaxdp.strategies.devices import claim
+        from jaxdp.mesh.devices import claim
 
         return claim(self.asked or jax.device_count())
 

@@ -9,13 +9,13 @@ from jax.sharding import NamedSharding
 
 from jaxdp.config import Config
 from jaxdp.data.batch import Batch
+from jaxdp.mesh.devices import make_mesh
+from jaxdp.mesh.flat import flat_rule, flat_task
+from jaxdp.mesh.layout import Layout, make_layout
+from jaxdp.mesh.step import MeshStep, make_step
 from jaxdp.stragglers.step_pace import StepPace
-from jaxdp.strategies.devices import make_mesh
-from jaxdp.strategies.flat import flat_rule, flat_task
 from jaxdp.strategies.flat_layout import is_flat
-from jaxdp.strategies.layout import Layout, make_layout
 from jaxdp.strategies.rules import STRATEGIES, ShardRule, axis_sizes
-from jaxdp.strategies.step import MeshStep, make_step
 from jaxdp.task import Task, TrainState, make_task
 
 

@@ -15,8 +15,9 @@ import optax
 
 from jaxdp.config import Config
 from jaxdp.data.batch import Batch
-from jaxdp.models.shapes import Parameter, parameters
+from jaxdp.models.shapes import parameters
 from jaxdp.optim import decayed, make_tx
+from jaxdp.parameter import Parameter
 from jaxdp.params import Fetch, Params
 from jaxdp.stragglers.latency import after_latency
 from jaxdp.strategies.flat_layout import FlatLayout, flat_layout

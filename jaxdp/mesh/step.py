@@ -16,10 +16,10 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdp.data.batch import Batch
+from jaxdp.mesh.layout import Layout, spec_axes
+from jaxdp.mesh.unshard import make_fetch
 from jaxdp.params import Params
 from jaxdp.stragglers.step_pace import StepPace, note_start, sleep_rest
-from jaxdp.strategies.layout import Layout, spec_axes
-from jaxdp.strategies.unshard import make_fetch
 from jaxdp.task import Task, TrainState
 
 
