@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from jaxdp.errors import JaxdpError
+from jaxdp.registry import load_plugins
 
 # Each is the function of that name in cli/NAME.py.
 COMMANDS = ("bench", "train", "check", "advise", "probe", "sim", "report", "sweep", "launch", "reproduce")
@@ -49,8 +50,9 @@ def jaxdp(
 
 def main() -> None:
     """Runs the command line: every error is one line on stderr, and the exit code says its kind."""
-    register(sys.argv[1:])
     try:
+        load_plugins()
+        register(sys.argv[1:])
         code = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = 130

@@ -4,7 +4,6 @@
 result. Every mistake raises `BadInput` with the key's path and, for an unknown key, the nearest valid one.
 """
 
-import difflib
 import math
 import re
 import tomllib
@@ -15,6 +14,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from jaxdp.errors import BadInput
+from jaxdp.registry import load_plugins
+from jaxdp.suggest import suggest
 
 SHIPPED = Path(__file__).parent / "configs"
 
@@ -185,6 +186,7 @@ class Config(Section):
     strategy: StrategyConfig = Field(default_factory=StrategyConfig)
     server: ServerConfig = Field(default_factory=ServerConfig)
     stragglers: str = ""
+    plugins: tuple[str, ...] = ()  # modules that register strategies, server policies or delay models
 
     @model_validator(mode="after")
     def _stragglers_parse(self) -> Self:
@@ -219,7 +221,12 @@ def load(sources: Iterable[str] = (), overrides: Iterable[str] = (), flags: Mapp
 
 
 def build(values: Mapping[str, Any]) -> Config:
-    """Validates plain values; raises `BadInput` with every mistake's key on one line."""
+    """Validates plain values; raises `BadInput` with every mistake's key on one line.
+
+    The modules of `plugins` load first, so that the values may name their rows.
+    """
+    plugins = values.get("plugins", ())
+    load_plugins(plugins if isinstance(plugins, list | tuple) and all(isinstance(p, str) for p in plugins) else ())
     return validate(Config, values)
 
 
@@ -241,7 +248,7 @@ def find(source: str, folder: Path = SHIPPED, asked: str = "--config") -> Path:
         return path
     if source in names:
         return folder / f"{source}.toml"
-    raise BadInput(f"{asked} {source}: neither a file nor shipped{_suggest(source, names)}")
+    raise BadInput(f"{asked} {source}: neither a file nor shipped{suggest(source, names)}")
 
 
 def shipped_names(folder: Path = SHIPPED) -> list[str]:
@@ -299,6 +306,8 @@ def _toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_toml, value))}]"
     return repr(value)
 
 
@@ -314,7 +323,7 @@ def _refuse_unknown(values: Mapping[str, Any], section: type[BaseModel], prefix:
     for key, value in values.items():
         if key not in section.model_fields:
             known = [prefix + name for name in section.model_fields] if prefix else _all_keys(section)
-            raise BadInput(f"{prefix}{key}: unknown key{_suggest(prefix + key, known)}")
+            raise BadInput(f"{prefix}{key}: unknown key{suggest(prefix + key, known)}")
         inner = section.model_fields[key].annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             if not isinstance(value, Mapping):
@@ -330,14 +339,6 @@ def _all_keys(section: type[BaseModel]) -> list[str]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             keys += [f"{name}.{key}" for key in field.annotation.model_fields]
     return keys
-
-
-def _suggest(wrong: str, known: Iterable[str]) -> str:
-    known = list(known)
-    last = wrong.rpartition(".")[2]
-    near = difflib.get_close_matches(wrong, known, 1) or difflib.get_close_matches(last, known, 1)
-    near = near or [key for key in known if key.rpartition(".")[2] == last]
-    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
 
 
 def _one_line(error: Any) -> str:

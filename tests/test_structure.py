@@ -11,7 +11,20 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 # What each room may import, besides itself. `jaxdp` stands for its top-level modules.
-TOP = {"config", "records", "errors", "units", "strict_json", "timeline", "cache", "params", "parameter", "policies"}
+TOP = {
+    "config",
+    "records",
+    "errors",
+    "units",
+    "strict_json",
+    "timeline",
+    "cache",
+    "params",
+    "parameter",
+    "policies",
+    "registry",
+    "suggest",
+}
 BELOW = {
     "stragglers": {"data"},
     "strategies": {"hlo", "models"},
