@@ -11,7 +11,7 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # Compiling is most of what the tests do: machine code that is not optimised halves it. The programs are the same.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
-# The same programs are compiled by many tests and by the processes they start: one store for this run of the suite alone.
+# Many tests, and the processes they start, compile the same programs: one store for this run of the suite alone.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _store = tempfile.mkdtemp(prefix="jaxdp-tests-")
     atexit.register(shutil.rmtree, _store, ignore_errors=True)

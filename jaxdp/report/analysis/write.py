@@ -199,7 +199,7 @@ def _cell_json(cell: RunGroup) -> dict[str, Any]:
         "strategy": cell.label, "devices": cell.devices, "tokens_per_step": cell.tokens_per_step,
         "conditions": cell.conditions, "runs": [run.name for run in cell.runs],
         "findings": list(cell.findings.values()),
-        "metrics": _metrics_json(cell),
+        "quantities": _metrics_json(cell),
         "predicted": {q.key: value for q in METRICS if (value := cell.predicted(q)) is not None},
     }  # fmt: skip
 
