@@ -70,7 +70,7 @@ def collectives(text: str) -> list[Collective]:
     program = parse(text)
 
     def read(site: Site) -> Collective:
-        instruction, kind = site.instruction, _kind(site.instruction) or ""
+        instruction, kind = site.instruction, collective_kind(site.instruction) or ""
         groups = device_groups(instruction, kind, program.replicas, program.partitions)
         size = max(map(len, groups)) if groups else program.devices
         fused = kind == "all-reduce" and site.computation.name.startswith(_FUSED_SCATTER)
@@ -95,7 +95,9 @@ def collectives(text: str) -> list[Collective]:
         read_sites = map(read, _without_continuations(sites))
         return sum(math.inf if c.count is None else c.count * c.bytes for c in read_sites)
 
-    return [read(site) for site in _without_continuations(walk(program, lambda i: _kind(i) is not None, weight))]
+    return [
+        read(site) for site in _without_continuations(walk(program, lambda i: collective_kind(i) is not None, weight))
+    ]
 
 
 def _op_name(site: Site) -> str:
@@ -118,7 +120,8 @@ def _summed(site: Site) -> list[Array]:
     return [array for name in names for array in arrays(site.computation.by_name[name].shape)]
 
 
-def _kind(instruction: Instruction) -> str | None:
+def collective_kind(instruction: Instruction) -> str | None:
+    """The kind of a collective, or of the start of one; None for any other instruction."""
     kind = instruction.opcode.removesuffix("-start")
     return kind if kind in KINDS else None
 
@@ -149,4 +152,4 @@ def _without_continuations(sites: list[Site]) -> list[Site]:
 
 def _chain(site: Site) -> tuple[str | None, ...]:
     attribute = site.instruction.attribute
-    return _kind(site.instruction), site.body, attribute("channel_id"), attribute("frontend_attributes")
+    return collective_kind(site.instruction), site.body, attribute("channel_id"), attribute("frontend_attributes")

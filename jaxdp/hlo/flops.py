@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxdp.hlo.text import Computation, Instruction, arrays, parse
+from jaxdp.hlo.text import Computation, Instruction, Program, arrays, parse
 from jaxdp.hlo.walk import Site, walk
 
 # Library calls that may hold products; one that isn't understood makes the total a lower bound, and says so.
@@ -39,6 +39,16 @@ def flops(text: str) -> Flops:
         else:
             total += once * (site.count or 0)
     return Flops(total, tuple(unknown))
+
+
+def of_instruction(program: Program, computation: Computation, instruction: Instruction) -> int:
+    """FLOPs of the products in one run of an instruction, a fusion's included; 0 where they can't be told."""
+    if instruction.opcode in _COUNTERS:
+        return _COUNTERS[instruction.opcode](instruction, computation) or 0
+    if instruction.opcode != "fusion":
+        return 0
+    inside = [program.computation(name) for name in instruction.callees("calls")]
+    return sum(of_instruction(program, each, one) for each in inside for one in each.instructions)
 
 
 def _once(site: Site) -> int | None:
@@ -107,7 +117,7 @@ def _custom_call(call: Instruction, computation: Computation) -> int | None:
     left = _operand(call, computation, 0)
     if target.startswith("__cudnn$fmha") and left is not None:
         return _attention(target, configuration, left[-1])
-    contracting = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', configuration)
+    contracting = re.search(r'"lhs_contracting_dimensions":\s*\[([^\]]*)\]', configuration)
     if target.startswith("__cublas$") and left is not None and contracting is not None:
         contracted = math.prod(left[int(dim)] for dim in re.findall(r"\d+", contracting[1]))
         return 2 * contracted * arrays(call.shape)[0].elements
@@ -116,12 +126,12 @@ def _custom_call(call: Instruction, computation: Computation) -> int | None:
 
 def _attention(target: str, configuration: str, head_dim: int) -> int | None:
     """cuDNN's fused attention; with a causal mask it skips the masked half."""
-    scores = re.search(r'"intermediate_tensor_shape":\{.*?"dimensions":\[([^\]]*)\]', configuration)
+    scores = re.search(r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*\[([^\]]*)\]', configuration)
     if scores is None:
         return None
     products = _BACKWARD_PRODUCTS if "Backward" in target else _FORWARD_PRODUCTS
     full = 2 * products * head_dim * math.prod(int(dim) for dim in re.findall(r"\d+", scores[1]))
-    return full // 2 if re.search(r'"mask_type":"[A-Z_]*CAUSAL', configuration) else full
+    return full // 2 if re.search(r'"mask_type":\s*"[A-Z_]*CAUSAL', configuration) else full
 
 
 def _operand(instruction: Instruction, computation: Computation, place: int) -> tuple[int, ...] | None:

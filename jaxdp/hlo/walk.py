@@ -91,6 +91,11 @@ def _branches(
     return max(branches, key=weight, default=[])
 
 
+def loop_trips(program: Program, computation: Computation, loop: Instruction) -> int | None:
+    """How often a loop's body runs; None where the program doesn't fix it."""
+    return _loop(program, computation, loop)[0]
+
+
 def _times(count: int | None, trips: int | None) -> int | None:
     return None if count is None or trips is None else count * trips
 
