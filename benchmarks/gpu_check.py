@@ -27,6 +27,7 @@ from jaxdp.records import step_time
 from jaxdp.run import facts
 from jaxdp.run.mesh_run import MeshRun
 from jaxdp.strategies.rules import STRATEGIES
+from jaxdp.workload import units_per_batch
 
 RESULTS = Path(__file__).parent / "results"
 CASES = [("dots", 8), ("none", 4), ("block", 16), ("dots", 4), ("block", 8), ("none", 2), ("dots", 16), ("block", 32)]
@@ -72,7 +73,7 @@ def speed(name: str, remat: str, rows: int, devices: list[Any], strategy: str = 
     except jax.errors.JaxRuntimeError as error:
         return {**case, "predicted_bytes": predicted, "failed": str(error).splitlines()[0][:200]}
     seconds = step_time([window.seconds / window.steps for window in windows])
-    tokens = config.train.global_batch * config.model.context
+    tokens = units_per_batch(config)
     use = facts.utilisation(run, tokens / seconds.median)
     held = facts.memory_of(run, alone=True)
     found = {

@@ -20,11 +20,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxdp.config import load
 from jaxdp.data.pipeline import open_data
 from jaxdp.mesh.devices import claim
+from jaxdp.recipe import make_recipe
 from jaxdp.run.mesh_run import MeshRun
 from jaxdp.server.partition import Leaves
 from jaxdp.server.run import ServerRun
@@ -50,16 +50,14 @@ def seconds(action: Callable[[], Any]) -> float:
 def big_worker(mebibytes: int) -> Worker:
     """A worker of a model that is nothing but this many bytes, which is never computed with."""
     size = mebibytes * 2**18
+    config = load(["nano"], ["strategy.name=ps"])
     task = Task(
         init_params=lambda key: {"blocks": {"w": jnp.zeros((1, size))}},
-        loss_sum=lambda params, batch, fetch, *, train=True: (jnp.zeros(()), jnp.zeros(())),
-        tx=optax.identity(),
-        learning_rate=jnp.asarray,
-        clip=0.0,
-        compute_dtype=jnp.float32,
+        loss_sum=lambda params, batch, unshard, *, train=True: (jnp.zeros(()), jnp.zeros(())),
+        open_data=lambda global_batch, seed: open_data(config),
     )
-    config = load(["nano"], ["strategy.name=ps"])
-    return Worker(config, task, ShardPlan(task, 1), [jax.devices()[-1]])
+    recipe = make_recipe(config, "cpu", task)
+    return Worker(config, recipe, ShardPlan(recipe, 1), [jax.devices()[-1]])
 
 
 def plain_copy_s(mebibytes: int) -> float:

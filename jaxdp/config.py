@@ -70,6 +70,26 @@ class ModelConfig(Section):
         return self
 
 
+class TaskConfig(Section):
+    """What is trained instead of the built-in transformer: `package.module:function`; its other keys are arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    function: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _well_formed(cls, values: Any) -> Any:
+        function = values.get("function", "") if isinstance(values, Mapping) else values
+        if not isinstance(function, str) or not re.fullmatch(r"[\w.]+:\w+", function):
+            raise ValueError(f"function: expected package.module:function, not {function!r}")
+        return values if isinstance(values, Mapping) else {"function": function}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
 class DataConfig(Section):
     """Where tokens come from. `files` and `tokens` read `path`; `tokenizer` is a `tokenizer.json` (bytes if none)."""
 
@@ -112,6 +132,12 @@ class TrainConfig(Section):
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 0
     on_nonfinite: Literal["stop", "skip"] = "stop"
+
+    def dtype_on(self, platform: str) -> str:
+        """The compute dtype's name: float32 on a CPU and bfloat16 on accelerators, unless it is set."""
+        if self.compute_dtype == "auto":
+            return "float32" if platform == "cpu" else "bfloat16"
+        return self.compute_dtype
 
     @model_validator(mode="after")
     def _accumulation_divides(self) -> Self:
@@ -179,6 +205,7 @@ class ServerConfig(Section):
 
 
 class Config(Section):
+    task: TaskConfig | None = None
     model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)
@@ -200,6 +227,8 @@ class Config(Section):
     def _sections_agree(self) -> Self:
         if self.strategy.unit == "flat" and self.strategy.name not in ("fsdp", "ddp"):
             raise ValueError(f"strategy.unit: 'flat' belongs to fsdp, not {self.strategy.name}")
+        if self.strategy.unit == "flat" and self.task is not None:
+            raise ValueError("task: the flat unit is the built-in transformer's alone; use strategy.unit=block")
         return self
 
 
@@ -313,7 +342,10 @@ def _toml(value: Any) -> str:
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
     for key, value in values.items():
-        if isinstance(value, Mapping) and isinstance(into.setdefault(key, {}), dict):
+        if key == "task" and isinstance(value, str):  # another function has other arguments
+            kept = into.get(key, {})
+            into[key] = {**(kept if kept.get("function", value) == value else {}), "function": value}
+        elif isinstance(value, Mapping) and isinstance(into.setdefault(key, {}), dict):
             _merge(into[key], value)
         else:
             into[key] = value

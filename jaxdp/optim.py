@@ -3,14 +3,14 @@
 Clipping is not here: it needs the norm over all shards, which only the train step knows.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxdp.config import OptimConfig
+from jaxdp.task import path_text
 
 
 def learning_rate_schedule(optim: OptimConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
@@ -31,21 +31,17 @@ def learning_rate_schedule(optim: OptimConfig, steps: int) -> Callable[[jax.Arra
     return learning_rate
 
 
-def make_tx(optim: OptimConfig) -> optax.GradientTransformation:
+def make_tx(optim: OptimConfig, decaying: Collection[str]) -> optax.GradientTransformation:
     """Gradient -> direction of AdamW, or of SGD with momentum; the update is minus learning rate times it.
 
-    Weight decay is decoupled for AdamW (arXiv 1711.05101) and part of the gradient for SGD; under both only
-    matrices decay.
+    Weight decay is decoupled for AdamW (arXiv 1711.05101) and part of the gradient for SGD. Which leaves decay is
+    said by their paths, since a shard may have lost its shape.
     """
-    decay = optax.add_decayed_weights(optim.weight_decay, mask=decayed)
+    decay = optax.add_decayed_weights(
+        optim.weight_decay,
+        mask=lambda params: jax.tree.map_with_path(lambda path, _: path_text(path) in decaying, params),
+    )
     if optim.name == "adamw":
         return optax.chain(optax.scale_by_adam(optim.beta1, optim.beta2), decay)
     momentum = optax.trace(optim.momentum) if optim.momentum else optax.identity()
     return optax.chain(decay, momentum)
-
-
-def decayed(params: Any) -> Any:
-    """Which leaves decay: all but the norms' scales (stacked over layers these have two dims: names decide)."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: not jax.tree_util.keystr(path[-1:], simple=True).endswith("norm"), params
-    )

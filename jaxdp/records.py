@@ -13,9 +13,10 @@ How = Literal["measured", "compiled", "predicted", "simulated"]
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One line of `steps.jsonl`. `step_time_s` is its window's mean: steps inside a window are not timed apart.
+    """One line of `steps.jsonl`. `tokens` counts the task's unit up to here.
 
-    The fields from `worker` on belong to a push to the parameter server.
+    `step_time_s` is its window's mean: steps inside a window are not timed apart. The fields from `worker` on
+    belong to a push to the parameter server.
     """
 
     step: int
@@ -83,12 +84,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What `jaxdp bench` found for one strategy. `tokens_per_second` is global."""
+    """What `jaxdp bench` found for one strategy. `tokens_*` count the task's `unit`; `tokens_per_second` is global."""
 
     strategy: str
     devices: int
     platform: str
     device_kind: str
+    unit: str
     tokens_per_step: int
     tokens_per_second: float
     tokens_per_second_per_device: float

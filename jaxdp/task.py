@@ -1,77 +1,155 @@
-"""What is trained: the state, one batch, and the three functions that every strategy shares."""
+"""What is trained, as a user provides it: parameters, a loss and data. How it is trained is the config's matter.
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+    def task(width: int = 64) -> Task:                       # `--task my_package.my_module:task --set task.width=128`
+        return Task(init_params=..., loss_sum=..., open_data=...)
 
-import jax
-import jax.numpy as jnp
-import optax
+Every strategy, the parameter server and the checkpoints know a model through this seam alone; the built-in
+transformer is one more task (`models.language`). `models.module` makes one from an `nnx.Module`.
+"""
 
-from jaxdp import optim
-from jaxdp.config import Config
-from jaxdp.data.batch import Batch
-from jaxdp.models import attention
-from jaxdp.models import transformer as model
-from jaxdp.params import Fetch, Params
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jaxdp.errors import BadInput
+from jaxdp.parameter import Parameter
+
+if TYPE_CHECKING:
+    import jax
+
+Params = Any  # any pytree of float32 arrays: nested dicts, lists, the state of an nnx module
+Batch = Any  # any pytree of arrays whose leading dim counts examples
 
 
-class TrainState(NamedTuple):
-    step: jax.Array
-    params: Params
-    opt_state: Any
+class Unshard(Protocol):
+    """Turns shards into full parameters of the compute dtype; their gradients go back to the shards in float32.
+
+    `subtree` is the dotted path of the subtree that `shards` is (a part of). "" is the root: what is not inside
+    blocks, or everything where a task has no blocks. For a subtree named in `Task.blocks`, `shards` are those of
+    one layer, without the dim that counts layers.
+    """
+
+    def __call__(self, subtree: str, shards: Params, /) -> Params: ...
 
 
 class LossSum(Protocol):
-    """The sum of the valid tokens' losses in nats, and the number of valid tokens, both float32 scalars."""
+    """The sum of a batch's losses (nats, for a cross-entropy) and the number of units that it sums over.
 
-    def __call__(
-        self, params: Params, batch: Batch, fetch: Fetch, *, train: bool = True
-    ) -> tuple[jax.Array, jax.Array]: ...
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is trained. An update is `params - learning_rate(step) * direction`, where `direction` comes from `tx`.
-
-    `tx` is elementwise (it runs on shards) and knows neither clipping nor the learning rate: the step clips
-    by the true global norm over all shards, and the learning rate is a function of the tokens consumed, in
-    units of global batches (an integer for a mesh strategy, a fraction for an asynchronous server).
+    Both are float32 scalars. The batch is a device's part of the global one, so neither may be a mean, and an example
+    that does not count (padding) adds to neither. `train` is False in an evaluation.
     """
 
-    init_params: Callable[[jax.Array], Params]
+    def __call__(
+        self, params: Params, batch: Batch, unshard: Unshard, /, *, train: bool = True
+    ) -> "tuple[jax.Array, jax.Array]": ...
+
+
+class DataSource(Protocol):
+    """Batches of NumPy arrays as pure functions of the step, so that resuming is arithmetic (`data.arrays` is one)."""
+
+    def rows(self, step: int, start: int, count: int) -> Batch:
+        """Examples `start` to `start + count` of the step's global batch; reads no other."""
+        ...
+
+    def eval_batches(self, batch_size: int, rows: slice | None = None) -> Iterator[Batch]:
+        """Every held-out example once, in batches of equal size; of each batch only `rows`, if given.
+
+        The last batch is filled up with examples that do not count.
+        """
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """What a record says of the data (strict JSON); `sha256` identifies it, so that a run resumes on the same."""
+        ...
+
+
+def decays_if_matrix(parameter: Parameter) -> bool:
+    """Weight decay's usual rule: matrices decay, while biases and the scales of norms don't."""
+    return len(parameter.layer_shape) >= 2
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+    """What is trained.
+
+    `init_params(key)` makes float32 parameters. `open_data(global_batch, seed)` opens the data. `unit` names what
+    `loss_sum` counts, as every rate and record does; an example has `units_per_example` of them, padding included.
+
+    `blocks` are the dotted paths of subtrees whose leaves are stacked over layers along dim 0, to be unsharded one
+    layer at a time inside a scan; a sharding strategy never cuts that dim. A model without any is unsharded whole.
+
+    `decays` says which parameters weight decay is for. `settings` must be equal for two results to be compared.
+    `train_flops_per_unit` is what a forward and backward pass needs by `flops_formula`, which is printed
+    (`causal_train_flops_per_unit`: with the unmasked half of attention only); without it there is no MFU.
+    """
+
+    init_params: "Callable[[jax.Array], Params]"
     loss_sum: LossSum
-    tx: optax.GradientTransformation
-    learning_rate: Callable[[jax.Array], jax.Array]
-    clip: float  # on the true global norm; 0 turns it off
-    compute_dtype: jax.typing.DTypeLike
+    open_data: Callable[[int, int], DataSource]
+    unit: str = "examples"
+    units_per_example: int = 1
+    blocks: tuple[str, ...] = ()
+    decays: Callable[[Parameter], bool] = decays_if_matrix
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    train_flops_per_unit: int | None = None
+    causal_train_flops_per_unit: int | None = None
+    flops_formula: str = "train_flops_per_unit"
+
+    @cached_property
+    def abstract_params(self) -> Params:
+        """The parameters' shapes; raises `BadInput` for a tree that cannot be trained."""
+        import jax
+
+        shapes = jax.eval_shape(self.init_params, jax.eval_shape(lambda: jax.random.key(0)))
+        _refuse_untrainable(shapes, self.blocks)
+        return shapes
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All parameters in the order of their paths."""
+        leaves = by_path(self.abstract_params)
+        made = (Parameter(path, tuple(leaf.shape), in_blocks(path, self.blocks)) for path, leaf in leaves.items())
+        return tuple(sorted(made, key=lambda parameter: parameter.path))
 
 
-def make_task(config: Config, platform: str) -> Task:
-    """The task of a config. `platform` ("cpu", "gpu" or "tpu") decides what "auto" leaves open."""
-    dtype = compute_dtype(config, platform)
-    form = attention.choose(platform, dtype, config.model.head_dim)
-    return Task(
-        init_params=lambda key: model.init_params(config.model, key),
-        loss_sum=model.make_loss_sum(config.model, form, config.train.remat, config.train.seed),
-        tx=optim.make_tx(config.optim),
-        learning_rate=optim.learning_rate_schedule(config.optim, config.train.steps),
-        clip=config.optim.clip,
-        compute_dtype=dtype,
-    )
+def by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their dotted paths (keys of dicts, indices of lists, attributes), in the tree's order."""
+    import jax
+
+    leaves = jax.tree.leaves_with_path(tree)
+    table = {path_text(path): leaf for path, leaf in leaves}
+    if len(table) != len(leaves):
+        raise BadInput("two leaves of the parameters have the same path; a key must not contain a dot")
+    return table
 
 
-def compute_dtype(config: Config, platform: str) -> jax.typing.DTypeLike:
-    """float32 on a CPU and bfloat16 on accelerators, unless the config says otherwise."""
-    if config.train.compute_dtype == "auto":
-        return jnp.float32 if platform == "cpu" else jnp.bfloat16
-    return jnp.dtype(config.train.compute_dtype)
+def path_text(path: Any) -> str:
+    """A path of JAX's, dotted: "blocks.qkv"."""
+    import jax
+
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def cast_fetch(dtype: jax.typing.DTypeLike) -> Fetch:
-    """The fetch of a single device: casts to the compute dtype; gradients come back in float32."""
+def in_blocks(path: str, blocks: tuple[str, ...]) -> bool:
+    return any(path.startswith(f"{subtree}.") for subtree in blocks)
 
-    def fetch(group: str, params: Params) -> Params:
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
 
-    return fetch
+def _refuse_untrainable(shapes: Any, blocks: tuple[str, ...]) -> None:
+    leaves = by_path(shapes)
+    if not leaves or "" in leaves:
+        raise BadInput("task: its parameters have no names; put them into a dict, a list or a module")
+    for path, leaf in leaves.items():
+        if leaf.dtype.name != "float32":
+            raise BadInput(f"task: parameter {path} is {leaf.dtype.name}; parameters are float32, keep other state out")
+    for subtree in blocks:
+        stacked = {path: leaf.shape for path, leaf in leaves.items() if in_blocks(path, (subtree,))}
+        if not stacked:
+            raise BadInput(f"task: no subtree {subtree!r} in its parameters ({', '.join(list(leaves)[:8])})")
+        if len({shape[:1] for shape in stacked.values()}) > 1 or () in stacked.values():
+            raise BadInput(f"task: blocks {subtree!r} have leaves of different lengths along dim 0: {_shown(stacked)}")
+
+
+def _shown(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return json.dumps({path: list(shape) for path, shape in list(shapes.items())[:4]})

@@ -17,12 +17,13 @@ from jaxdp.data.corpora import open_corpus
 from jaxdp.data.pipeline import open_data
 from jaxdp.errors import BadInput
 from jaxdp.mesh.compile import build_step
+from jaxdp.recipe import Recipe, TrainState
 from jaxdp.server.core import Update
 from jaxdp.server.shard_plan import ShardPlan
 from jaxdp.server.shards import Gradient, LocalShards, Reading
 from jaxdp.server.worker import Worker, rows_per_worker
-from jaxdp.task import Task, TrainState
 from jaxdp.timeline import Timeline
+from jaxdp.workload import units_per_batch
 from sims import barrier, server
 from sims.curve import Curve, Point, Training
 from sims.outcome import Outcome
@@ -40,14 +41,14 @@ class TrainingSetup:
         self.rows = rows_per_worker(self.config, self.workers)
         self.corpus = open_corpus(self.config)
         self.data = open_data(self.config, self.corpus)
-        self.batch_tokens = self.config.train.global_batch * self.config.model.context
+        self.batch_tokens = units_per_batch(self.config)
         self.device = jax.devices()[0]
         self._members: dict[int, Worker] = {}
 
     @cached_property
-    def initial(self) -> tuple[Task, TrainState]:
-        task, _, step = build_step(_named(self.config, "ddp"), [self.device])
-        return task, step.init(self.config.train.seed)
+    def initial(self) -> tuple[Recipe, TrainState]:
+        recipe, _, step = build_step(_named(self.config, "ddp"), [self.device])
+        return recipe, step.init(self.config.train.seed)
 
     def member(self, server_shards: int) -> Worker:
         """The compiled gradient, the same for all virtual workers and learning rates."""
@@ -122,7 +123,7 @@ class MeshLearner:
         # A copy, since the step overwrites its state.
         self.state = jax.tree.map(jnp.copy, jax.device_put(setup.initial[1], layout.state))
         self.data, self.curve, self.updates = open_data(config, setup.corpus), curve, updates
-        self.tokens = config.train.global_batch * config.model.context
+        self.tokens = units_per_batch(config)
         self.count, self.last_s = 0, 0.0
 
     def round(self, end_s: float) -> None:
@@ -130,7 +131,7 @@ class MeshLearner:
         for update in range(1, self.updates + 1):
             self.state, found = self.step.step(self.state, self.step.put(self.data.batch(self.count)))
             self.count += 1
-            valid = float(found.tokens)
+            valid = float(found.units)
             at_s = self.last_s + (end_s - self.last_s) * update / self.updates
             self.curve.add(at_s, self.count * self.tokens, float(found.loss) * valid, valid)
         self.last_s = end_s

@@ -10,6 +10,7 @@ from jaxdp.errors import BadInput
 from jaxdp.predict.cost import device_seconds
 from jaxdp.predict.hardware import load_hardware
 from jaxdp.predict.server_cost import server
+from jaxdp.workload import units_per_batch
 
 
 def from_hardware(hardware: str, hosts: int | None, train: str) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def from_hardware(hardware: str, hosts: int | None, train: str) -> dict[str, Any
         "server_nic_gbps": shared.bandwidth * 8 / 1e9,
         "latency_s": latency_s,
         "apply_s": shared.apply_s,
-        "tokens_per_step": config.train.global_batch * config.model.context,
+        "tokens_per_step": units_per_batch(config),
     }
 
 

@@ -14,9 +14,9 @@ from jaxdp.data.batch import Batch
 from jaxdp.mesh.devices import make_mesh
 from jaxdp.mesh.layout import make_layout
 from jaxdp.mesh.step import MeshStep, make_step
-from jaxdp.params import Params
+from jaxdp.recipe import TrainState, make_recipe
 from jaxdp.strategies import rules
-from jaxdp.task import TrainState, make_task
+from jaxdp.task import Params
 
 BATCH, CONTEXT, VOCAB = 32, 16, 64
 # AdamW moves even a parameter whose gradient is nothing but rounding by its learning rate.
@@ -46,10 +46,10 @@ def config(
 @functools.cache
 def functions(config: Any, devices: int) -> MeshStep:
     """The functions of a config on the first devices; cached, since compiling them is what tests wait for."""
-    task = make_task(config, "cpu")
+    recipe = make_recipe(config, "cpu")
     mesh = make_mesh(rules.axis_sizes(config.strategy, devices), jax.devices()[:devices])
-    layout = make_layout(task, rules.STRATEGIES[config.strategy.name].rule(config.strategy), mesh)
-    return make_step(task, layout, config.train.accumulation)
+    layout = make_layout(recipe, rules.STRATEGIES[config.strategy.name].rule(config.strategy), mesh)
+    return make_step(recipe, layout, config.train.accumulation)
 
 
 def batch(step: int) -> Batch:
@@ -86,12 +86,13 @@ def losses_and_norms(config: Any, devices: int, seed: int, steps: int) -> tuple[
 @functools.cache
 def reference(config: Any, seed: int, steps: int) -> tuple[np.ndarray, Params]:
     """The same training as textbook steps: one device, one microbatch, Optax's own optimizers and clipping."""
-    task = make_task(config, "cpu")
+    recipe = make_recipe(config, "cpu")
+    task = recipe.task
     optim = config.optim
     matrices = lambda params: jax.tree_util.tree_map_with_path(  # noqa: E731
         lambda path, leaf: "norm" not in str(path[-1]), params
     )
-    rate: Any = task.learning_rate
+    rate: Any = recipe.learning_rate
     if optim.name == "adamw":
         tx = optax.adamw(rate, optim.beta1, optim.beta2, weight_decay=optim.weight_decay, mask=matrices)
     else:

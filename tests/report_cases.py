@@ -21,6 +21,7 @@ def result(strategy: str, devices: int, rate: float, *, batch: int = 16, **chang
         devices=devices,
         platform="cpu",
         device_kind="cpu",
+        unit="tokens",
         tokens_per_step=batch * CONTEXT,
         tokens_per_second=rate,
         tokens_per_second_per_device=rate / devices,

@@ -1,6 +1,7 @@
 """What the tests of the parameter server share: a small bigram model whose compiling takes no time, and its data."""
 
 import functools
+import json
 import time
 from collections import deque
 from typing import Any
@@ -9,15 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import optim
-from jaxdp.config import Config, OptimConfig, StrategyConfig, build
+from jaxdp.config import Config, StrategyConfig, build
 from jaxdp.data.batch import Batch
 from jaxdp.mesh.devices import make_mesh
 from jaxdp.mesh.layout import make_layout
 from jaxdp.mesh.step import MeshStep, make_step
 from jaxdp.models.transformer import cross_entropy_sum
-from jaxdp.params import Fetch, Params
 from jaxdp.policies import policy_of
+from jaxdp.recipe import Recipe, TrainState, make_recipe
 from jaxdp.server.core import Push, Server, Update
 from jaxdp.server.loop import Loop
 from jaxdp.server.messages import Applied, Arrived, Message, PullGrant, PullRequest
@@ -26,7 +26,7 @@ from jaxdp.server.run import ServerRun
 from jaxdp.server.shards import LocalShards
 from jaxdp.server.worker import Worker
 from jaxdp.strategies import rules
-from jaxdp.task import Task, TrainState
+from jaxdp.task import Params, Task, Unshard
 
 VOCAB, WIDTH, CONTEXT, BATCH = 32, 8, 16, 8
 
@@ -48,7 +48,7 @@ def config(workers: int, *, batch: int = BATCH, optimizer: dict[str, Any] | None
 def server_run(config: Config, **options: Any) -> ServerRun:
     """A run of the bigram model over the host's devices; compiled functions are shared between the tests."""
     data: Any = Bigrams(config.train.global_batch)
-    run = ServerRun(config, data, jax.devices(), task=bigram_task(config), **options)
+    run = ServerRun(config, data, jax.devices(), recipe=bigram_recipe(config), **options)
     key = (run.workers, config.train.global_batch, config.server.shards, config.server.devices_per_worker)
     if key not in _COMPILED:
         run.compile()
@@ -73,19 +73,17 @@ def plain_step(config: Config, devices: int) -> MeshStep:
 @functools.cache
 def _plain_step(optimizer_json: str, steps: int, devices: int) -> MeshStep:
     mesh = make_mesh({rules.DATA_AXIS: devices}, jax.devices()[:devices])
-    task = _bigram_task(optimizer_json, steps)
-    return make_step(task, make_layout(task, rules.STRATEGIES["ddp"].rule(StrategyConfig()), mesh))
+    recipe = _bigram_recipe(optimizer_json, steps)
+    return make_step(recipe, make_layout(recipe, rules.STRATEGIES["ddp"].rule(StrategyConfig()), mesh))
 
 
-def bigram_task(config: Config) -> Task:
-    return _bigram_task(config.optim.model_dump_json(), config.train.steps)
+def bigram_recipe(config: Config) -> Recipe:
+    return _bigram_recipe(config.optim.model_dump_json(), config.train.steps)
 
 
 @functools.cache
-def _bigram_task(optimizer_json: str, steps: int) -> Task:
-    """Embedding, two layers of tanh, and the embedding again; two groups of parameters as the real model has."""
-
-    optimizer = OptimConfig.model_validate_json(optimizer_json)
+def _bigram_recipe(optimizer_json: str, steps: int) -> Recipe:
+    """Embedding, two layers of tanh, and the embedding again; blocks and a root as the real model has."""
 
     def init_params(key: jax.Array) -> Params:
         embed, layers = jax.random.split(key)
@@ -95,24 +93,25 @@ def _bigram_task(optimizer_json: str, steps: int) -> Task:
             "final_norm": jnp.ones((WIDTH,)),
         }
 
-    def loss_sum(params: Params, batch: Batch, fetch: Fetch, *, train: bool = True) -> tuple[jax.Array, jax.Array]:
-        outer = fetch("outer", {name: leaf for name, leaf in params.items() if name != "blocks"})
+    def loss_sum(params: Params, batch: Batch, unshard: Unshard, *, train: bool = True) -> tuple[jax.Array, jax.Array]:
+        root = unshard("", {name: leaf for name, leaf in params.items() if name != "blocks"})
 
         def layer(x_NxD: jax.Array, shards: Params) -> tuple[jax.Array, None]:
-            return x_NxD + jnp.tanh(x_NxD @ fetch("block", shards)["w"]), None
+            return x_NxD + jnp.tanh(x_NxD @ unshard("blocks", shards)["w"]), None
 
-        x_NxD, _ = jax.lax.scan(layer, outer["embed"][batch.inputs_BxT.reshape(-1)], params["blocks"])
-        logits_NxV = (x_NxD * outer["final_norm"][None, :]) @ outer["embed"].T
+        x_NxD, _ = jax.lax.scan(layer, root["embed"][batch.inputs_BxT.reshape(-1)], params["blocks"])
+        logits_NxV = (x_NxD * root["final_norm"][None, :]) @ root["embed"].T
         return cross_entropy_sum(logits_NxV, batch.targets_BxT.reshape(-1), batch.weights_BxT.reshape(-1))
 
-    return Task(
+    task = Task(
         init_params=init_params,
         loss_sum=loss_sum,
-        tx=optim.make_tx(optimizer),
-        learning_rate=optim.learning_rate_schedule(optimizer, steps),
-        clip=optimizer.clip,
-        compute_dtype=jnp.float32,
+        open_data=lambda global_batch, seed: Bigrams(global_batch),
+        unit="tokens",
+        units_per_example=CONTEXT,
+        blocks=("blocks",),
     )
+    return make_recipe(build({"optim": json.loads(optimizer_json), "train": {"steps": steps}}), "cpu", task)
 
 
 class Bigrams:
@@ -137,8 +136,11 @@ class Bigrams:
     def rows(self, step: int, start: int, count: int) -> Batch:
         return Batch(*(leaf[start : start + count] for leaf in self.batch(step)))
 
-    def eval_batches(self, batch_size: int) -> Any:
+    def eval_batches(self, batch_size: int, rows: slice | None = None) -> Any:
         yield self.batch(2**20)
+
+    def describe(self) -> dict[str, Any]:
+        return {"corpus": "bigrams", "sha256": "0"}
 
 
 class RoundRobin:
@@ -156,7 +158,7 @@ class RoundRobin:
         params = member.load(grant.reading.parts)
         grant.reading.release()
         place = grant.sequence * self.workers + grant.worker
-        sums = member.gradient(params, self.run.data.batch(place))
+        sums = member.gradient(params, self.run.data.rows(place, 0, BATCH))
         spans = Spans(time.perf_counter())
         self.queue.append(Arrived(grant.worker, grant.sequence, grant.version, member.to_host(sums), spans))
 

@@ -25,7 +25,7 @@ MODEL = ModelConfig(layers=3, width=64, heads=4, ffn=128, context=16, vocab=128)
 
 def specs_of(strategy: StrategyConfig, model: ModelConfig, sizes: Mapping[str, int]) -> dict[str, Specs]:
     rule = STRATEGIES[strategy.name].rule(strategy)
-    return {leaf.path: rule(leaf.path, leaf.shape, sizes) for leaf in shapes.parameters(model)}
+    return {leaf.path: rule(leaf, sizes) for leaf in shapes.parameters(model)}
 
 
 def planned(name: str, devices: int = 8, model: ModelConfig = MODEL, **options) -> list[Planned]:
@@ -112,7 +112,7 @@ def test_hsdp_reduces_shards_across_hosts() -> None:
 
 
 def test_a_leaf_cut_along_two_axes_is_gathered_one_axis_after_the_other() -> None:
-    leaf = Parameter("blocks.w", (3, 8, 16))
+    leaf = Parameter("blocks.w", (3, 8, 16), in_blocks=True)
     spec = (None, "host", "data")
     steps = plan([leaf], {leaf.path: Specs(spec, spec)}, {"host": 2, "data": 4})
     assert [(one.kind, one.axes, one.bytes) for one in steps] == [

@@ -8,10 +8,12 @@ import pytest
 
 from jaxdp.errors import BadInput
 from jaxdp.mesh.devices import claim
-from jaxdp.mesh.layout import by_path
 from jaxdp.models import shapes
+from jaxdp.models.shapes import parameters
+from jaxdp.parameter import Parameter
 from jaxdp.run.facts import bytes_per_device, peak_flops
 from jaxdp.strategies.rules import STRATEGIES, axis_sizes
+from jaxdp.task import by_path
 from tests.mesh_cases import config, functions, start
 
 
@@ -39,25 +41,24 @@ def test_every_moment_is_cut_as_the_rule_says(strategy: str) -> None:
     rule = STRATEGIES[strategy].rule(case.strategy)
     sizes = axis_sizes(case.strategy, 8)
     adam = state(strategy, 8).opt_state[0]
-    for moments in (adam.mu, adam.nu):
-        for path, leaf in by_path(moments).items():
-            expected = rule(path, leaf.shape, sizes).optimizer
-            assert tuple(leaf.sharding.spec) == expected, path
-    for path, leaf in by_path(state(strategy, 8).params).items():
-        assert tuple(leaf.sharding.spec) == rule(path, leaf.shape, sizes).params, path
+    for parameter in parameters(case.model):
+        specs, path = rule(parameter, sizes), parameter.path
+        for moments in (adam.mu, adam.nu):
+            assert tuple(by_path(moments)[path].sharding.spec) == specs.optimizer, path
+        assert tuple(by_path(state(strategy, 8).params)[path].sharding.spec) == specs.params, path
 
 
 def test_small_leaves_stay_whole_below_the_limit() -> None:
     case = config("fsdp")
     rule = STRATEGIES["fsdp"].rule(case.strategy.model_copy(update={"min_shard_bytes": 2 * 32 * 4 + 1}))
-    assert rule("blocks.mlp_norm", (2, 32), {"data": 8}).params == (None, None)
-    assert rule("blocks.mlp_in", (2, 32, 64), {"data": 8}).params == (None, None, "data")
+    assert rule(Parameter("blocks.mlp_norm", (2, 32), in_blocks=True), {"data": 8}).params == (None, None)
+    assert rule(Parameter("blocks.mlp_in", (2, 32, 64), in_blocks=True), {"data": 8}).params == (None, None, "data")
 
 
 def test_blocks_are_never_cut_along_their_layers() -> None:
     rule = STRATEGIES["fsdp"].rule(config("fsdp").strategy)
-    assert rule("blocks.mlp_norm", (8, 3), {"data": 8}).params == (None, None)
-    assert rule("final_norm", (8,), {"data": 8}).params == ("data",)
+    assert rule(Parameter("blocks.mlp_norm", (8, 3), in_blocks=True), {"data": 8}).params == (None, None)
+    assert rule(Parameter("final_norm", (8,)), {"data": 8}).params == ("data",)
 
 
 def test_more_devices_than_there_are_is_refused() -> None:

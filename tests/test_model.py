@@ -18,8 +18,9 @@ from jaxdp.models import shapes
 from jaxdp.models.attention import blocked_attention, choose, cudnn_attention, rotary, xla_attention
 from jaxdp.models.attention_form import MAX_BLOCKS, query_blocks
 from jaxdp.models.transformer import Dropout, rms_norm
-from jaxdp.params import Params
-from jaxdp.task import Task, cast_fetch, make_task
+from jaxdp.recipe import cast_unshard, make_recipe
+from jaxdp.task import Params, Task
+from jaxdp.workload import task_of as task_of_config
 
 SMALL: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "ffn": 48, "context": 16, "vocab": 61}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -27,7 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "swiglu untied grouped": {"activation": "swiglu", "tied": False, "kv_heads": 2},
     "one group": {"kv_heads": 1},
 }
-float32 = cast_fetch(jnp.float32)
+float32 = cast_unshard(jnp.float32)
 
 
 def config_of(train: dict[str, Any] | None = None, **model: Any) -> Config:
@@ -35,7 +36,7 @@ def config_of(train: dict[str, Any] | None = None, **model: Any) -> Config:
 
 
 def task_of(train: dict[str, Any] | None = None, **model: Any) -> Task:
-    return make_task(config_of(train, **model), "cpu")
+    return task_of_config(config_of(train, **model), "cpu")
 
 
 def batch_of(sequences: int = 4, length: int = 16, vocab: int = 61, seed: int = 0) -> Batch:
@@ -48,7 +49,7 @@ def batch_of(sequences: int = 4, length: int = 16, vocab: int = 61, seed: int = 
 @functools.cache
 def compiled(task: Task, dtype: Any, train: bool = True) -> Any:
     """(params, batch) -> ((loss sum, tokens), gradients), compiled once for a task."""
-    loss = lambda params, batch: task.loss_sum(params, batch, cast_fetch(dtype), train=train)  # noqa: E731
+    loss = lambda params, batch: task.loss_sum(params, batch, cast_unshard(dtype), train=train)  # noqa: E731
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
@@ -121,7 +122,7 @@ def _rotate(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_the_loss_is_the_references(variant: dict[str, Any]) -> None:
     config, batch = config_of(**variant), batch_of()
-    task = make_task(config, "cpu")
+    task = task_of_config(config, "cpu")
     # Larger weights than a fresh model's, so that attention is far from uniform.
     params = jax.tree.map(lambda leaf: 5 * leaf, task.init_params(jax.random.key(0)))
     weights = np.random.default_rng(1).integers(0, 2, batch.weights_BxT.shape).astype(np.float32)
@@ -134,7 +135,7 @@ def test_the_loss_is_the_references(variant: dict[str, Any]) -> None:
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_shapes_are_those_of_the_real_model(variant: dict[str, Any]) -> None:
     config = config_of(**variant)
-    params = jax.eval_shape(make_task(config, "cpu").init_params, jax.random.key(0))
+    params = jax.eval_shape(task_of_config(config, "cpu").init_params, jax.random.key(0))
     leaves = jax.tree.leaves_with_path(params)
     found = {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in leaves}
     assert found == {parameter.path: parameter.shape for parameter in shapes.parameters(config.model)}
@@ -193,17 +194,17 @@ def test_no_policy_saves_gathered_parameters(remat: str) -> None:
     """With tiny activations the temporaries of a sharded step stay below one copy of all blocks."""
     devices = 8
     model: dict[str, Any] = {"layers": 8, "width": 128, "ffn": 512, "context": 4, "vocab": 64}
-    task = make_task(build({"model": model, "train": {"remat": remat}}), "cpu")
+    task = task_of_config(build({"model": model, "train": {"remat": remat}}), "cpu")
     mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
     params = jax.eval_shape(task.init_params, jax.random.key(0))
     specs = jax.tree.map(lambda leaf: PartitionSpec(*[None] * (leaf.ndim - 1), "data"), params)
 
-    def fetch(group: str, params: Params) -> Params:
+    def unshard(subtree: str, shards: Params) -> Params:
         gather = lambda leaf: jax.lax.all_gather(leaf, "data", axis=leaf.ndim - 1, tiled=True)  # noqa: E731
-        return jax.tree.map(gather, params)
+        return jax.tree.map(gather, shards)
 
     def local(params: Params, batch: Batch) -> Params:
-        return jax.grad(lambda p: task.loss_sum(p, batch, fetch)[0])(params)
+        return jax.grad(lambda p: task.loss_sum(p, batch, unshard)[0])(params)
 
     step = jax.shard_map(local, mesh=mesh, in_specs=(specs, PartitionSpec("data")), out_specs=specs)
     batch = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, batch_of(devices, 4, 64)))
@@ -227,12 +228,12 @@ def test_bfloat16_is_close_to_float32() -> None:
 
 def test_auto_is_bfloat16_on_accelerators_only() -> None:
     config = config_of()
-    assert [jnp.dtype(make_task(config, p).compute_dtype).name for p in ("cpu", "gpu", "tpu")] == [
+    assert [jnp.dtype(make_recipe(config, p).compute_dtype).name for p in ("cpu", "gpu", "tpu")] == [
         "float32",
         "bfloat16",
         "bfloat16",
     ]
-    assert make_task(config_of({"compute_dtype": "float32"}), "gpu").compute_dtype == jnp.float32
+    assert make_recipe(config_of({"compute_dtype": "float32"}), "gpu").compute_dtype == jnp.float32
 
 
 # ---------------------------------------------------------------- dropout and initial values

@@ -65,8 +65,9 @@ def test_one_leaf_left_whole_shows_in_the_program():
     wrong = config("fsdp")
     sound = STRATEGIES["fsdp"].rule(wrong.strategy)
 
-    def rule(path, shape, axis_sizes):
-        return Specs(replicated(shape), replicated(shape)) if path == "blocks.qkv" else sound(path, shape, axis_sizes)
+    def rule(parameter, axis_sizes):
+        whole = replicated(parameter.shape)
+        return Specs(whole, whole) if parameter.path == "blocks.qkv" else sound(parameter, axis_sizes)
 
     findings = examine(wrong, jax.devices()[:4], rule=rule).findings
     assert {finding.name for finding in findings} == {"unplanned_collective"}

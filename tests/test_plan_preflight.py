@@ -36,9 +36,9 @@ def changed(config: Config, at: str, params=None, optimizer=None):
     """The strategy's rule with one leaf's specs replaced."""
     sound = STRATEGIES[config.strategy.name].rule(config.strategy)
 
-    def rule(path, shape, axis_sizes):
-        specs = sound(path, shape, axis_sizes)
-        return Specs(params or specs.params, optimizer or specs.optimizer) if path == at else specs
+    def rule(parameter, axis_sizes):
+        specs = sound(parameter, axis_sizes)
+        return Specs(params or specs.params, optimizer or specs.optimizer) if parameter.path == at else specs
 
     return rule
 

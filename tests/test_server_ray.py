@@ -14,7 +14,7 @@ from jaxdp.config import Config, build
 from jaxdp.data.pipeline import open_data
 from jaxdp.errors import BadInput
 from jaxdp.server.run import ServerRun
-from jaxdp.server.shard_plan import names_of
+from jaxdp.task import by_path
 
 ray = pytest.importorskip("ray")
 
@@ -56,8 +56,8 @@ def process_of(actor: Any) -> psutil.Process:
 
 
 def assert_close(left: Any, right: Any, tolerance: float) -> None:
-    expected = names_of(right)
-    for name, leaf in names_of(left).items():
+    expected = by_path(right)
+    for name, leaf in by_path(left).items():
         np.testing.assert_allclose(leaf, expected[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 

@@ -11,7 +11,7 @@ import pytest
 from jaxdp.config import Config, build
 from jaxdp.data.pipeline import open_data
 from jaxdp.server.run import ServerRun
-from jaxdp.server.shard_plan import names_of
+from jaxdp.task import by_path
 
 ray = pytest.importorskip("ray")
 
@@ -53,7 +53,7 @@ def trained(setting: Config, steps: int = 4) -> tuple[list[float], dict[str, Any
     with ServerRun(setting, open_data(setting), jax.devices()) as run:
         run.start()
         losses = [record.loss for record in run.window(steps).records]
-        return losses, {name: np.array(leaf) for name, leaf in names_of(run.state.params).items()}
+        return losses, {name: np.array(leaf) for name, leaf in by_path(run.state.params).items()}
 
 
 def assert_same(found: tuple[list[float], dict[str, Any]], expected: tuple[list[float], dict[str, Any]]) -> None:

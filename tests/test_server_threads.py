@@ -13,11 +13,11 @@ import pytest
 
 from jaxdp.data.batch import Batch
 from jaxdp.errors import BadInput, JaxdpError
+from jaxdp.recipe import TrainState
 from jaxdp.records import StepRecord
 from jaxdp.server.arrays import make_update
 from jaxdp.server.run import ServerRun
-from jaxdp.server.shard_plan import names_of
-from jaxdp.task import TrainState
+from jaxdp.task import by_path
 from tests.server_cases import BATCH, Bigrams, config, plain_step, round_robin, server_run
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -34,7 +34,7 @@ def started(config: Any, **options: Any) -> ServerRun:
 
 
 def assert_same(left: Any, right: Any, tolerance: float = 0.0) -> None:
-    found, expected = names_of(left), names_of(right)
+    found, expected = by_path(left), by_path(right)
     assert list(found) == list(expected)
     for name, leaf in found.items():
         assert leaf.dtype == expected[name].dtype
@@ -47,16 +47,16 @@ def test_one_asynchronous_worker_equals_its_two_functions_called_in_turn(optimiz
     with started(setting) as run:
         records = run.window(8).records
         state = run.state
-    member, update, data = run.members[0], make_update(run.task), Bigrams()
+    member, update, data = run.members[0], make_update(run.recipe), Bigrams()
     params, opt_state = run.initial_state().params, run.plan.split_opt_state(run.initial_state().opt_state)[0]
     for step in range(8):
         sums = member.gradient(jax.device_put(params), data.batch(step))
-        grads = (names_of(jax.device_get(sums.grads)),)
-        norm = np.sqrt(float(update.square_norm(grads))) / float(sums.tokens)
-        numbers = [np.float32(value) for value in (float(sums.tokens), norm, step, 1)]
-        flat, opt_state, rate = update.beside(names_of(params), opt_state, grads, *numbers)
+        grads = (by_path(jax.device_get(sums.grads)),)
+        norm = np.sqrt(float(update.square_norm(grads))) / float(sums.units)
+        numbers = [np.float32(value) for value in (float(sums.units), norm, step, 1)]
+        flat, opt_state, rate = update.beside(by_path(params), opt_state, grads, *numbers)
         params = run.plan.join([flat])
-        assert records[step].loss == float(sums.loss) / float(sums.tokens)
+        assert records[step].loss == float(sums.loss) / float(sums.units)
         assert records[step].grad_norm == norm
         assert records[step].learning_rate == float(rate)
     assert_same(state, TrainState(jnp.int32(8), params, run.plan.join_opt_state([opt_state])))
@@ -151,20 +151,20 @@ def test_delay_compensation_is_the_formula_on_the_pulled_parameters() -> None:
     setting = config(2, optimizer=optimizer, correction="delay_compensation", compensation=3.0)
     loop = round_robin(setting, 2, BATCH // 2)
     run: Any = loop.engine
-    versions = [names_of(jax.device_get(run.state(0).params))]
+    versions = [by_path(jax.device_get(run.state(0).params))]
     records = []
     for step in range(1, 4):
         for record in loop.serve(step):
             records.append(record)
-            versions.append(names_of(jax.device_get(run.state(0).params)))
+            versions.append(by_path(jax.device_get(run.state(0).params)))
     member, data = run.run.members[0], run.run.data
     for version, record in enumerate(records):
         pulled, before = versions[record.version], versions[version]
         params = member.load([pulled])
         sums = jax.device_get(member.gradient(params, data.batch(record.sequence * 2 + record.worker)))
         assert record.staleness == version - record.version
-        for name, total in names_of(sums.grads).items():
-            mean = total / sums.tokens
+        for name, total in by_path(sums.grads).items():
+            mean = total / sums.units
             corrected = mean + 3.0 * mean**2 * (before[name] - pulled[name])
             expected = before[name] - record.learning_rate * corrected
             np.testing.assert_allclose(versions[version + 1][name], expected, rtol=1e-5, atol=1e-6)

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 
 class Batch(NamedTuple):
     """B sequences of T tokens.
@@ -15,3 +17,9 @@ class Batch(NamedTuple):
     targets_BxT: Any
     weights_BxT: Any
     positions_B: Any
+
+
+def blank_batch(rows: int, context: int) -> Batch:
+    """A batch of zeros that all count."""
+    tokens = np.zeros((rows, context), np.int32)
+    return Batch(tokens, tokens, np.ones((rows, context), np.float32), np.arange(rows, dtype=np.uint32))

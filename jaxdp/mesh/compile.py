@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jaxdp.config import Config
-from jaxdp.data.batch import Batch
 from jaxdp.mesh.devices import make_mesh
-from jaxdp.mesh.flat import flat_rule, flat_task
+from jaxdp.mesh.flat import flat_recipe, flat_rule
 from jaxdp.mesh.layout import Layout, make_layout
 from jaxdp.mesh.step import MeshStep, make_step
+from jaxdp.recipe import Recipe, TrainState, make_recipe
 from jaxdp.stragglers.step_pace import StepPace
 from jaxdp.strategies.flat_layout import is_flat
 from jaxdp.strategies.rules import STRATEGIES, ShardRule, axis_sizes
-from jaxdp.task import Task, TrainState, make_task
+from jaxdp.task import Batch
+from jaxdp.workload import example_batch
 
 
 class CompiledBytes(NamedTuple):
@@ -38,48 +38,43 @@ def build_step(
     hosts: int = 1,
     rule: ShardRule | None = None,
     pace: StepPace | None = None,
-) -> tuple[Task, Layout, MeshStep]:
-    """The task, layout and functions of the config's strategy, or of another rule, on these devices."""
+) -> tuple[Recipe, Layout, MeshStep]:
+    """The recipe, layout and functions of the config's strategy, or of another rule, on these devices."""
     mesh = make_mesh(axis_sizes(config.strategy, len(devices), hosts), devices)
-    task = make_task(config, devices[0].platform)
+    recipe = make_recipe(config, devices[0].platform)
     rule = rule or STRATEGIES[config.strategy.name].rule(config.strategy)
     if is_flat(config.strategy):
-        task, rule = flat_task(task, config, len(devices)), flat_rule(rule)
-    layout = make_layout(task, rule, mesh)
+        recipe, rule = flat_recipe(recipe, config, len(devices)), flat_rule(rule)
+    layout = make_layout(recipe, rule, mesh)
     skip = config.train.on_nonfinite == "skip"
     latency_s = config.strategy.round_latency_s
-    return task, layout, make_step(task, layout, config.train.accumulation, skip, pace, latency_s)
+    return recipe, layout, make_step(recipe, layout, config.train.accumulation, skip, pace, latency_s)
 
 
-def abstract_state(task: Task, layout: Layout) -> TrainState:
+def abstract_state(recipe: Recipe, layout: Layout) -> TrainState:
     """Shapes, dtypes and shardings of the state."""
-
-    def make(key: jax.Array) -> TrainState:
-        params = task.init_params(key)
-        return TrainState(jnp.zeros((), jnp.int32), params, task.tx.init(params))
-
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        jax.eval_shape(make, jax.random.key(0)),
+        recipe.abstract_state(),
         layout.state,
     )
 
 
-def abstract_batch(config: Config, layout: Layout) -> Batch:
-    """Shapes, dtypes and shardings of a global batch, as `data.pipeline` makes it."""
+def abstract_batch(config: Config, layout: Layout, example: Batch) -> Batch:
+    """Shapes, dtypes and shardings of a global batch, of which `example` has some rows."""
     rows, sharding = config.train.global_batch, NamedSharding(layout.mesh, layout.batch)
 
-    def leaf(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    def leaf(array: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype, sharding=sharding)
 
-    tokens = (rows, config.model.context)
-    return Batch(leaf(tokens, jnp.int32), leaf(tokens, jnp.int32), leaf(tokens, jnp.float32), leaf((rows,), jnp.uint32))
+    return jax.tree.map(leaf, example)
 
 
 def compile_step(config: Config, devices: Sequence[jax.Device], hosts: int = 1, rule: ShardRule | None = None) -> Any:
     """The compiled train step; `devices` may be those of a topology that isn't there."""
-    task, layout, functions = build_step(config, devices, hosts, rule)
-    return functions.step.lower(abstract_state(task, layout), abstract_batch(config, layout)).compile()
+    recipe, layout, functions = build_step(config, devices, hosts, rule)
+    batch = abstract_batch(config, layout, example_batch(config))
+    return functions.step.lower(abstract_state(recipe, layout), batch).compile()
 
 
 def compiled_bytes(compiled: Any) -> CompiledBytes | None:

@@ -5,6 +5,7 @@ a masked sum in which only the owner's summand is not zero; a block with several
 The parameters' tree has one leaf `blocks`, of `devices * piece_size` elements, instead of a tree of leaves.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,15 +15,14 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp.config import Config
-from jaxdp.data.batch import Batch
 from jaxdp.models.shapes import parameters
-from jaxdp.optim import decayed, make_tx
+from jaxdp.optim import make_tx
 from jaxdp.parameter import Parameter
-from jaxdp.params import Fetch, Params
+from jaxdp.recipe import Recipe
 from jaxdp.stragglers.latency import after_latency
 from jaxdp.strategies.flat_layout import FlatLayout, flat_layout
 from jaxdp.strategies.rules import DATA_AXIS, ShardRule, Specs
-from jaxdp.task import Task
+from jaxdp.task import Batch, Params, Unshard
 
 
 @dataclass(frozen=True)
@@ -42,37 +42,39 @@ def flat_unit(config: Config, devices: int) -> FlatUnit:
 def flat_rule(rule: ShardRule) -> ShardRule:
     """The rule with the flat vector cut over the data axis, whatever its size."""
 
-    def flat(path: str, shape: tuple[int, ...], axis_sizes: Any) -> Specs:
+    def flat(parameter: Parameter, axis_sizes: Any) -> Specs:
         cut = (DATA_AXIS,)
-        return Specs(cut, cut) if path == "blocks" else rule(path, shape, axis_sizes)
+        return Specs(cut, cut) if parameter.path == "blocks" else rule(parameter, axis_sizes)
 
     return flat
 
 
-def flat_task(task: Task, config: Config, devices: int) -> Task:
+def flat_recipe(recipe: Recipe, config: Config, devices: int) -> Recipe:
     """The same training over the flat parameters: same initial values, losses and updates."""
-    unit = flat_unit(config, devices)
+    task, unit = recipe.task, flat_unit(config, devices)
 
     def init_params(key: jax.Array) -> Params:
         params = task.init_params(key)
         return {**params, "blocks": flatten(unit, params["blocks"])}
 
-    def loss_sum(params: Params, batch: Batch, fetch: Fetch, *, train: bool = True) -> tuple[jax.Array, jax.Array]:
-        # The scan over blocks hands its body the block's index; the body's fetch closes over the piece.
+    def loss_sum(params: Params, batch: Batch, unshard: Unshard, *, train: bool = True) -> tuple[jax.Array, jax.Array]:
+        # The scan over blocks hands its body the block's index; the body's unshard closes over the piece.
         index = jnp.arange(unit.layout.layers)
         indices = {_name(leaf): index for leaf in unit.leaves}
 
         piece = params["blocks"]
 
-        def flat_fetch(group: str, params: Params) -> Params:
-            if group == "outer":
-                return fetch(group, params)
-            layer = params[_name(unit.leaves[0])]
-            return unflatten_block(unit, fetch_block(piece, layer, unit, task.compute_dtype))
+        def flat_unshard(subtree: str, shards: Params) -> Params:
+            if subtree != "blocks":
+                return unshard(subtree, shards)
+            layer = shards[_name(unit.leaves[0])]
+            return unflatten_block(unit, fetch_block(piece, layer, unit, recipe.compute_dtype))
 
-        return task.loss_sum({**params, "blocks": indices}, batch, flat_fetch, train=train)
+        return task.loss_sum({**params, "blocks": indices}, batch, flat_unshard, train=train)
 
-    return replace(task, init_params=init_params, loss_sum=loss_sum, tx=_flat_tx(config, unit))
+    decaying = {parameter.path for parameter in task.parameters if task.decays(parameter)}
+    flat = replace(task, init_params=init_params, loss_sum=loss_sum, blocks=())
+    return replace(recipe, task=flat, tx=_flat_tx(config, unit, decaying))
 
 
 def flatten(unit: FlatUnit, blocks: Params) -> jax.Array:
@@ -151,7 +153,7 @@ def _round(sent: jax.Array, before: list[jax.Array], latency_s: float) -> jax.Ar
     return jax.lax.psum(after_latency(sent, latency_s), DATA_AXIS)
 
 
-def _flat_tx(config: Config, unit: FlatUnit) -> optax.GradientTransformation:
+def _flat_tx(config: Config, unit: FlatUnit, decaying: Collection[str]) -> optax.GradientTransformation:
     """The task's optimizer: norms inside the vector are told by their place, so that they don't decay."""
     rate = config.optim.weight_decay
 
@@ -161,23 +163,23 @@ def _flat_tx(config: Config, unit: FlatUnit) -> optax.GradientTransformation:
     def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
         # Runs on a device's piece, inside the step's `shard_map`.
         assert params is not None
-        decays = {**decayed(params), "blocks": _decaying_places(unit)}
+        decays = {name: name in decaying for name in params} | {"blocks": _decaying_places(unit, decaying)}
         return jax.tree.map(lambda u, p, d: u + rate * jnp.where(d, p, 0), updates, params, decays), state
 
     decay, rest = (
         optax.GradientTransformation(init, update),
-        make_tx(config.optim.model_copy(update={"weight_decay": 0.0})),
+        make_tx(config.optim.model_copy(update={"weight_decay": 0.0}), ()),
     )
     return optax.chain(rest, decay) if config.optim.name == "adamw" else optax.chain(decay, rest)
 
 
-def _decaying_places(unit: FlatUnit) -> jax.Array:
+def _decaying_places(unit: FlatUnit, decaying: Collection[str]) -> jax.Array:
     first = jax.lax.axis_index(DATA_AXIS) * unit.layout.piece_size
     place = (first + jnp.arange(unit.layout.piece_size)) % unit.layout.block_size
     decays, start = jnp.ones_like(place, dtype=bool), 0
     for leaf in unit.leaves:
         stop = start + leaf.size // unit.layout.layers
-        if leaf.path.endswith("norm"):
+        if leaf.path not in decaying:
             decays &= (place < start) | (place >= stop)
         start = stop
     return decays

@@ -7,9 +7,9 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdp.params import Params
+from jaxdp.recipe import Recipe, TrainState
 from jaxdp.strategies.rules import ShardRule
-from jaxdp.task import Task, TrainState
+from jaxdp.task import Params, by_path
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Layout:
         return self.shardings(TrainState(scalar, self.params, self.opt_state))
 
 
-def make_layout(task: Task, rule: ShardRule, mesh: Mesh) -> Layout:
-    """The layout of a task's state under a rule; every optimizer leaf follows its parameter's optimizer spec."""
-    params = abstract_params(task)
+def make_layout(recipe: Recipe, rule: ShardRule, mesh: Mesh) -> Layout:
+    """The layout of a recipe's state under a rule; every optimizer leaf follows its parameter's optimizer spec."""
+    params = recipe.task.abstract_params
     axis_sizes = dict(mesh.shape)
-    specs = {path: rule(path, leaf.shape, axis_sizes) for path, leaf in by_path(params).items()}
+    specs = {parameter.path: rule(parameter, axis_sizes) for parameter in recipe.task.parameters}
     optimizer = _spread(params, {path: PartitionSpec(*spec.optimizer) for path, spec in specs.items()})
     opt_state = optax.tree_map_params(
-        task.tx,
+        recipe.tx,
         lambda _, spec: spec,
-        jax.eval_shape(task.tx.init, params),
+        jax.eval_shape(recipe.tx.init, params),
         optimizer,
         transform_non_params=lambda _: PartitionSpec(),
     )
@@ -66,16 +66,6 @@ def make_layout(task: Task, rule: ShardRule, mesh: Mesh) -> Layout:
         optimizer=optimizer,
         opt_state=opt_state,
     )
-
-
-def abstract_params(task: Task) -> Params:
-    return jax.eval_shape(task.init_params, jax.random.key(0))
-
-
-def by_path(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree of dicts by their dotted path, as `models.shapes` names them."""
-    leaves, _ = jax.tree.flatten_with_path(tree)
-    return {".".join(str(key.key) for key in path): leaf for path, leaf in leaves}
 
 
 def spec_axes(spec: PartitionSpec) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """The one train step of every mesh strategy: gradients on shards, one reduction, an update on shards.
 
-Where a strategy differs is its `Layout` alone. Gradients are sums over tokens until they are reduced, and
-are divided by the number of valid tokens over all devices and microbatches, so that they do not depend on
-how tokens are spread.
+Where a strategy differs is its `Layout` alone. Gradients are sums over units (tokens, examples: what the task
+counts) until they are reduced, and are divided by the number of valid units over all devices and microbatches,
+so that they do not depend on how units are spread.
 """
 
 from collections import defaultdict
@@ -15,29 +15,28 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdp.data.batch import Batch
 from jaxdp.mesh.layout import Layout, spec_axes
-from jaxdp.mesh.unshard import make_fetch
-from jaxdp.params import Params
+from jaxdp.mesh.unshard import make_unshard
+from jaxdp.recipe import Recipe, TrainState
 from jaxdp.stragglers.step_pace import StepPace, note_start, sleep_rest
-from jaxdp.task import Task, TrainState
+from jaxdp.task import Batch, Params
 
 
 class StepMetrics(NamedTuple):
-    """Scalars of a step: the mean loss of the valid tokens (nats), the gradient's norm before clipping, and counts."""
+    """Scalars of a step: the mean loss of the valid units, the gradient's norm before clipping, and counts."""
 
     loss: jax.Array
     grad_norm: jax.Array
-    tokens: jax.Array
+    units: jax.Array
     learning_rate: jax.Array
 
 
 class Sums(NamedTuple):
-    """Sums over tokens: of the loss's gradients, of the loss in nats, and the number of valid tokens."""
+    """Sums over units: of the loss's gradients, of the loss, and the number of valid units."""
 
     grads: Params
     loss: jax.Array
-    tokens: jax.Array
+    units: jax.Array
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,13 @@ class MeshStep:
     """The compiled functions of a strategy.
 
     `init(seed)` makes a state in its layout, `step(state, batch)` donates the state, `evaluate(params, batch)`
-    gives (sum of losses, valid tokens).
+    gives (sum of losses, valid units).
     """
 
     layout: Layout
     init: Callable[[int], TrainState]
     step: Any  # jitted: (TrainState, Batch) -> (TrainState, StepMetrics)
-    evaluate: Any  # jitted: (Params, Batch) -> (loss sum, tokens)
+    evaluate: Any  # jitted: (Params, Batch) -> (loss sum, units)
 
     def put(self, batch: Batch) -> Batch:
         """The batch's `Layout.local_rows`, spread over this process's devices, as its part of the global batch."""
@@ -62,47 +61,44 @@ class MeshStep:
 
 
 def make_step(
-    task: Task,
+    recipe: Recipe,
     layout: Layout,
     accumulation: int = 1,
     skip_nonfinite: bool = False,
     pace: StepPace | None = None,
     round_latency_s: float = 0.0,
 ) -> MeshStep:
-    """The functions of a task in a layout; a device's part of the batch is taken in `accumulation` microbatches."""
-    gradients = make_gradients(task, layout, accumulation, pace, round_latency_s)
-    update = make_update(task, layout)
-
-    def init_state(key: jax.Array) -> TrainState:
-        params = task.init_params(key)
-        return TrainState(jnp.zeros((), jnp.int32), params, task.tx.init(params))
+    """The functions of a recipe in a layout; a device's part of the batch is taken in `accumulation` microbatches."""
+    gradients = make_gradients(recipe, layout, accumulation, pace, round_latency_s)
+    update = make_update(recipe, layout)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         sums = gradients(state.params, batch)
-        learning_rate = task.learning_rate(state.step)
-        params, opt_state, norm = update(state.params, state.opt_state, sums.grads, sums.tokens, learning_rate)
+        learning_rate = recipe.learning_rate(state.step)
+        params, opt_state, norm = update(state.params, state.opt_state, sums.grads, sums.units, learning_rate)
         new = TrainState(state.step + 1, params, opt_state)
-        loss = sums.loss / jnp.maximum(sums.tokens, 1)
+        loss = sums.loss / jnp.maximum(sums.units, 1)
         if skip_nonfinite:
             good = jnp.isfinite(loss) & jnp.isfinite(norm)
             new = jax.tree.map(lambda fresh, old: jnp.where(good, fresh, old), new, state._replace(step=new.step))
-        return new, StepMetrics(loss, norm, sums.tokens, learning_rate)
+        return new, StepMetrics(loss, norm, sums.units, learning_rate)
 
     scalar: Any = NamedSharding(layout.mesh, PartitionSpec())
-    jitted_init = jax.jit(init_state, out_shardings=layout.state)
+    jitted_init = jax.jit(recipe.init_state, out_shardings=layout.state)
     return MeshStep(
         layout=layout,
         init=lambda seed: jitted_init(jax.random.key(seed)),
         step=jax.jit(step, donate_argnums=0, out_shardings=(layout.state, StepMetrics(*[scalar] * 4))),
-        evaluate=jax.jit(make_evaluate(task, layout)),
+        evaluate=jax.jit(make_evaluate(recipe, layout)),
     )
 
 
 def make_gradients(
-    task: Task, layout: Layout, accumulation: int, pace: StepPace | None = None, round_latency_s: float = 0.0
+    recipe: Recipe, layout: Layout, accumulation: int, pace: StepPace | None = None, round_latency_s: float = 0.0
 ) -> Any:
     """(params, batch) -> `Sums` over the global batch, the gradients in the optimizer's layout."""
-    fetch = make_fetch(layout.params, task.compute_dtype, round_latency_s)
+    task = recipe.task
+    unshard = make_unshard(layout.params, task.blocks, recipe.compute_dtype, round_latency_s)
     scalar: Any = PartitionSpec()
 
     def local(params: Params, batch: Batch) -> Sums:
@@ -110,10 +106,10 @@ def make_gradients(
         params = jax.tree.map(lambda leaf, spec: _vary(leaf, _others(layout.axes, spec)), params, layout.params)
 
         def micro(part: Batch) -> Sums:
-            (total, tokens), grads = jax.value_and_grad(
-                lambda p: task.loss_sum(p, part, fetch, train=True), has_aux=True
+            (total, units), grads = jax.value_and_grad(
+                lambda p: _as_sums(task.loss_sum(p, part, unshard, train=True), layout.axes), has_aux=True
             )(params)
-            return Sums(grads, total, tokens)
+            return Sums(grads, total, units)
 
         nothing = _vary(jnp.zeros(()), layout.axes)
         zeros = Sums(jax.tree.map(jnp.zeros_like, params), nothing, nothing)
@@ -121,7 +117,7 @@ def make_gradients(
             batch = note_start(pace, batch, layout.axes)
         sums = accumulate(micro, zeros, batch, accumulation)
         if pace is not None:
-            sums = sums._replace(loss=sleep_rest(pace, sums.loss, sums.grads, batch, layout.axes))
+            sums = sums._replace(loss=sleep_rest(pace, sums.loss, sums.grads, layout.axes))
         return _reduce(sums, layout)
 
     return jax.shard_map(
@@ -144,15 +140,15 @@ def accumulate(micro: Callable[[Batch], Any], zeros: Any, batch: Batch, accumula
     return jax.lax.scan(add, zeros, parts)[0]
 
 
-def make_update(task: Task, layout: Layout) -> Any:
-    """(params, opt_state, gradient sums, tokens, learning rate) -> (params, opt_state, norm), each on its shard."""
+def make_update(recipe: Recipe, layout: Layout) -> Any:
+    """(params, opt_state, gradient sums, units, learning rate) -> (params, opt_state, norm), each on its shard."""
 
     def local(
-        params: Params, opt_state: Any, grads: Params, tokens: jax.Array, learning_rate: jax.Array
+        params: Params, opt_state: Any, grads: Params, units: jax.Array, learning_rate: jax.Array
     ) -> tuple[Params, Any, jax.Array]:
-        grads = jax.tree.map(lambda g: g / jnp.maximum(tokens, 1), grads)
+        grads = jax.tree.map(lambda g: g / jnp.maximum(units, 1), grads)
         norm = _global_norm(grads, layout.optimizer)
-        direction, opt_state = task.tx.update(clip(grads, norm, task.clip), opt_state, params)
+        direction, opt_state = recipe.tx.update(clip(grads, norm, recipe.clip), opt_state, params)
         return descend(params, direction, learning_rate), opt_state, norm
 
     scalar = PartitionSpec()
@@ -176,11 +172,12 @@ def descend(params: Params, direction: Params, learning_rate: jax.Array) -> Para
     return optax.apply_updates(params, jax.tree.map(lambda d: -learning_rate * d, direction))
 
 
-def make_evaluate(task: Task, layout: Layout) -> Any:
-    fetch = make_fetch(layout.params, task.compute_dtype)
+def make_evaluate(recipe: Recipe, layout: Layout) -> Any:
+    task = recipe.task
+    unshard = make_unshard(layout.params, task.blocks, recipe.compute_dtype)
 
     def local(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        return jax.lax.psum(task.loss_sum(params, batch, fetch, train=False), layout.axes)
+        return jax.lax.psum(_as_sums(task.loss_sum(params, batch, unshard, train=False), layout.axes), layout.axes)
 
     return jax.shard_map(
         local,
@@ -206,14 +203,14 @@ def _reduce(sums: Sums, layout: Layout) -> Sums:
         summed = tuple(axis for axis in _others(layout.axes, param_spec) if axis not in scattered)
         if summed:
             whole[summed].append(index)
-    leaves += [sums.loss, sums.tokens]
+    leaves += [sums.loss, sums.units]
     whole[layout.axes] += [len(leaves) - 2, len(leaves) - 1]
     for axes, indices in whole.items():
         reduced = jax.lax.psum([leaves[index] for index in indices], axes)
         for index, leaf in zip(indices, reduced, strict=True):
             leaves[index] = leaf
-    *grads, loss, tokens = leaves
-    return Sums(jax.tree.unflatten(structure, grads), loss, tokens)
+    *grads, loss, units = leaves
+    return Sums(jax.tree.unflatten(structure, grads), loss, units)
 
 
 def _global_norm(grads: Params, specs: Any) -> jax.Array:
@@ -227,6 +224,13 @@ def _global_norm(grads: Params, specs: Any) -> jax.Array:
 
 def _others(axes: Sequence[str], spec: PartitionSpec) -> tuple[str, ...]:
     return tuple(axis for axis in axes if axis not in spec)
+
+
+def _as_sums(loss_and_units: tuple[Any, Any], axes: tuple[str, ...]) -> tuple[jax.Array, jax.Array]:
+    """Both in float32 and a device's own: a task may well count a batch's rows in Python."""
+    nothing = _vary(jnp.zeros(()), axes)
+    loss, units = loss_and_units
+    return jnp.asarray(loss, jnp.float32) + nothing, jnp.asarray(units, jnp.float32) + nothing
 
 
 def _vary(leaf: jax.Array, axes: tuple[str, ...]) -> jax.Array:

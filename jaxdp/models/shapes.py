@@ -20,12 +20,12 @@ def _parameters(model: ModelConfig) -> Iterator[Parameter]:
     projections = queries + 2 * model.key_value_heads * model.head_dim
     gated = 2 if model.activation == "swiglu" else 1
     yield Parameter("embed", (model.vocab, width))
-    yield Parameter("blocks.attention_norm", (layers, width))
-    yield Parameter("blocks.qkv", (layers, width, projections))
-    yield Parameter("blocks.attention_out", (layers, queries, width))
-    yield Parameter("blocks.mlp_norm", (layers, width))
-    yield Parameter("blocks.mlp_in", (layers, width, gated * ffn))
-    yield Parameter("blocks.mlp_out", (layers, ffn, width))
+    yield Parameter("blocks.attention_norm", (layers, width), in_blocks=True)
+    yield Parameter("blocks.qkv", (layers, width, projections), in_blocks=True)
+    yield Parameter("blocks.attention_out", (layers, queries, width), in_blocks=True)
+    yield Parameter("blocks.mlp_norm", (layers, width), in_blocks=True)
+    yield Parameter("blocks.mlp_in", (layers, width, gated * ffn), in_blocks=True)
+    yield Parameter("blocks.mlp_out", (layers, ffn, width), in_blocks=True)
     yield Parameter("final_norm", (width,))
     if not model.tied:
         yield Parameter("head", (width, model.vocab))

@@ -2,9 +2,9 @@
 
 Shapes: B sequences, T tokens, N = B*T tokens flattened (products of matrices are faster so), D width,
 H heads, G groups of keys and values, K head width, F feed-forward width, V vocabulary, L layers.
-The parameters' tree and shapes are those of `models.shapes`. The model knows no mesh: `fetch` turns the
-shards of "outer" (once) and of one "block" (inside the rematerialised body, so that the backward pass
-fetches again) into full parameters of the compute dtype.
+The parameters' tree and shapes are those of `models.shapes`. The model knows no mesh: `unshard` turns the
+shards of the root (once) and of one block (inside the rematerialised body, so that the backward pass
+unshards again) into full parameters of the compute dtype.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from jaxdp.config import ModelConfig
 from jaxdp.data.batch import Batch
 from jaxdp.models import shapes
 from jaxdp.models.attention import SAVED_NAME, Attention, rotary
-from jaxdp.params import Fetch, Params
+from jaxdp.task import LossSum, Params, Unshard
 
 Remat = Literal["none", "dots", "block"]
 
@@ -100,12 +100,12 @@ class Transformer(nnx.Module):
     def __call__(
         self,
         inputs_BxT: jax.Array,
-        fetch_block: Callable[[Params], Params],
+        unshard_block: Callable[[Params], Params],
         attention: Attention,
         remat: Remat,
         keys_B: jax.Array | None,
     ) -> jax.Array:
-        """The logits, [N, V] in float32. `embed`, `final_norm` and `head` must have been fetched already."""
+        """The logits, [N, V] in float32. `embed`, `final_norm` and `head` must have been unsharded already."""
         # The look-up's gradient is summed in float32, whatever the compute dtype.
         x_BxTxD = self.embed[...].astype(jnp.float32)[inputs_BxT].astype(self.embed[...].dtype)
         x_NxD = x_BxTxD.reshape(-1, self.model.width)
@@ -113,7 +113,7 @@ class Transformer(nnx.Module):
 
         def body(x_NxD: jax.Array, layer_and_shards: tuple[jax.Array, Params]) -> tuple[jax.Array, None]:
             layer, shards = layer_and_shards
-            block = nnx.merge(block_def, fetch_block(shards))
+            block = nnx.merge(block_def, unshard_block(shards))
             keys = None if keys_B is None else jax.vmap(jax.random.fold_in, (0, None))(keys_B, layer)
             return block(x_NxD, inputs_BxT.shape[0], attention, Dropout(self.model.dropout, keys)), None
 
@@ -135,19 +135,16 @@ def init_params(model: ModelConfig, key: jax.Array) -> Params:
     return nnx.to_pure_dict(nnx.state(Transformer(model, nnx.Rngs(params=key))))
 
 
-def make_loss_sum(
-    model: ModelConfig, attention: Attention, remat: Remat, seed: int
-) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """The `LossSum` of the model (see `task`)."""
+def make_loss_sum(model: ModelConfig, attention: Attention, remat: Remat, seed: int) -> LossSum:
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: Transformer(model, nnx.Rngs(0))))
 
-    def loss_sum(params: Params, batch: Batch, fetch: Fetch, *, train: bool = True) -> tuple[jax.Array, jax.Array]:
-        outer = fetch("outer", {name: leaf for name, leaf in params.items() if name != "blocks"})
-        transformer = nnx.merge(graphdef, {**outer, "blocks": params["blocks"]})
+    def loss_sum(params: Params, batch: Batch, unshard: Unshard, *, train: bool = True) -> tuple[jax.Array, jax.Array]:
+        root = unshard("", {name: leaf for name, leaf in params.items() if name != "blocks"})
+        transformer = nnx.merge(graphdef, {**root, "blocks": params["blocks"]})
         keys_B = None
         if train and model.dropout:
             keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), batch.positions_B)
-        logits_NxV = transformer(batch.inputs_BxT, lambda shards: fetch("block", shards), attention, remat, keys_B)
+        logits_NxV = transformer(batch.inputs_BxT, lambda shards: unshard("blocks", shards), attention, remat, keys_B)
         return cross_entropy_sum(logits_NxV, batch.targets_BxT.reshape(-1), batch.weights_BxT.reshape(-1))
 
     return loss_sum
@@ -170,8 +167,8 @@ def _initial(name: str, shape: tuple[int, ...], model: ModelConfig, rngs: nnx.Rn
     return scale * jax.random.normal(rngs.params(), shape, jnp.float32)
 
 
-# Saving what a fetch makes would keep every full parameter alive from the forward to the backward pass,
-# and "fully sharded" would be so in name only. So no policy saves the results of what a fetch is made of:
+# Saving what an unshard makes would keep every full parameter alive from the forward to the backward pass,
+# and "fully sharded" would be so in name only. So no policy saves the results of what unsharding is made of:
 # casts, collectives, marks of varying values and mere views of an array.
 _NEVER_SAVED = {
     "all_gather",

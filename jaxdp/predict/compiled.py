@@ -69,14 +69,11 @@ def compiled_check(
 
 def examine(config: Config, devices: "list[jax.Device]", hosts: int = 1, rule: ShardRule | None = None) -> Program:
     """Compiles the step for these devices and compares its collectives with the plan."""
-    import numpy as np
-
     from jaxdp.mesh.compile import compile_step, compiled_bytes
-    from jaxdp.task import compute_dtype
 
     compiled = compile_step(config, devices, hosts, rule)
     found = collectives(compiled.as_text())
-    dtype = np.dtype(compute_dtype(config, devices[0].platform)).name
+    dtype = config.train.dtype_on(devices[0].platform)
     planned = planned_collectives(config, shards(config, len(devices), hosts), dtype)
     negligible = NEGLIGIBLE * sum(one.count * one.bytes for one in planned)
     findings, notes = [], []

@@ -22,6 +22,7 @@ from jaxdp.predict.compute import (
 from jaxdp.predict.hardware import Hardware, HostGroup
 from jaxdp.predict.sharding import optimizer_slots, shards
 from jaxdp.predict.traffic import Phases, phases
+from jaxdp.workload import units_per_batch
 
 if TYPE_CHECKING:
     from jaxdp.stragglers.delays import Delays
@@ -161,4 +162,4 @@ def _array(values: list[float]) -> Any:
 
 
 def _tokens_per_device(config: Config, hardware: Hardware) -> float:
-    return config.train.global_batch * config.model.context / hardware.devices
+    return units_per_batch(config) / hardware.devices

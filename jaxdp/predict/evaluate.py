@@ -12,6 +12,7 @@ from jaxdp.predict.server_cost import server, server_cost
 from jaxdp.predict.sharding import mesh_devices, workers
 from jaxdp.strategies.rules import shard_group
 from jaxdp.units import bytes_text
+from jaxdp.workload import units_per_batch
 
 if TYPE_CHECKING:
     from jaxdp.stragglers.delays import Delays
@@ -96,7 +97,7 @@ def evaluate(
         accumulation=config.train.accumulation,
         global_batch=config.train.global_batch,
         cost=cost,
-        tokens_per_second=config.train.global_batch * config.model.context / cost.total_s,
+        tokens_per_second=units_per_batch(config) / cost.total_s,
         bottleneck=_bottleneck(config, hardware, cost) if fits else _too_large(needed, usable),
     )
 

@@ -128,15 +128,11 @@ def _reference(devices: int) -> Config:
 
 
 def _step_seconds(config: Config, own: Sequence[Any]) -> float:
-    import numpy as np
-
-    from jaxdp.data.batch import Batch
+    from jaxdp.data.batch import blank_batch
     from jaxdp.mesh.compile import build_step
 
     _, _, functions = build_step(config, own)
-    shape = (config.train.global_batch, config.model.context)
-    tokens = np.zeros(shape, np.int32)
-    batch = functions.put(Batch(tokens, tokens, np.ones(shape, np.float32), np.arange(len(tokens), dtype=np.uint32)))
+    batch = functions.put(blank_batch(config.train.global_batch, config.model.context))
     state = functions.init(0)
 
     def step() -> Any:

@@ -16,6 +16,7 @@ from jaxdp.predict.hardware import Hardware
 from jaxdp.predict.network import Link, async_rate, server_transfer
 from jaxdp.predict.sharding import optimizer_slots, workers
 from jaxdp.predict.traffic import phases
+from jaxdp.workload import units_per_batch
 
 if TYPE_CHECKING:
     from jaxdp.stragglers.delays import Delays
@@ -51,7 +52,7 @@ def server(config: Config, hardware: Hardware) -> Server:
 def worker_seconds(config: Config, hardware: Hardware) -> list[float]:
     """Seconds that each worker computes for one push, its own mesh's communication included."""
     n, devices = workers(config, hardware.devices), config.server.devices_per_worker
-    tokens = config.train.global_batch * config.model.context / (n * devices)
+    tokens = units_per_batch(config) / (n * devices)
     seconds: list[float] = []
     for group in hardware.groups:
         mesh = Hardware((replace(group, count=1, devices=devices, speeds=()),))

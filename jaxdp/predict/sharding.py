@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from jaxdp.config import Config, OptimConfig
 from jaxdp.errors import BadInput
-from jaxdp.models.shapes import parameters
 from jaxdp.parameter import PARAMETER_BYTES, Parameter
 from jaxdp.strategies.flat_layout import flat_layout, is_flat
 from jaxdp.strategies.rules import DATA_AXIS, STRATEGIES, ShardRule, Spec, Specs, axis_sizes
+from jaxdp.workload import parameters
 
 
 @dataclass(frozen=True)
@@ -90,21 +90,21 @@ def shards(config: Config, devices: int, hosts: int = 1, rule: ShardRule | None 
     axes = axis_sizes(config.strategy, devices, hosts)
     rule = rule or STRATEGIES[config.strategy.name].rule(config.strategy)
     if is_flat(config.strategy):
-        outside = [parameter for parameter in parameters(config.model) if not parameter.in_blocks]
+        outside = [parameter for parameter in parameters(config) if not parameter.in_blocks]
         flat = flat_layout(config.model, devices)
         blocks = Parameter("blocks", (flat.piece_size * devices,))
         return Shards(
             axes,
             (
-                _leaf(blocks, lambda path, shape, axis_sizes: Specs((DATA_AXIS,), (DATA_AXIS,)), axes, held),
+                _leaf(blocks, lambda parameter, axis_sizes: Specs((DATA_AXIS,), (DATA_AXIS,)), axes, held),
                 *(_leaf(parameter, rule, axes, held) for parameter in outside),
             ),
         )
-    return Shards(axes, tuple(_leaf(parameter, rule, axes, held) for parameter in parameters(config.model)))
+    return Shards(axes, tuple(_leaf(parameter, rule, axes, held) for parameter in parameters(config)))
 
 
 def _leaf(parameter: Parameter, rule: ShardRule, axes: Mapping[str, int], held: int) -> Leaf:
-    specs = rule(parameter.path, parameter.shape, axes)
+    specs = rule(parameter, axes)
     return Leaf(
         parameter,
         specs.params,

@@ -12,6 +12,7 @@ from jaxdp.predict.evaluate import Row, evaluate, hardware_memory, scaled_links,
 from jaxdp.predict.hardware import Hardware
 from jaxdp.predict.traffic import tokens_for_balance
 from jaxdp.strategies.collectives import GRADIENT_BYTES
+from jaxdp.workload import units_per_batch
 
 STEPS = [2 ** (step / 4) for step in range(-16, 17)]  # factors from 1/16 to 16
 COARSE = [2.0**step for step in range(-3, 4)]
@@ -182,7 +183,7 @@ def _exchange(name: str, config: Config, hardware: Hardware) -> dict[str, Any]:
     held = [hardware_memory(c, hardware).total for c in (ddp, fsdp)]
     cost, silent = mesh_cost(fsdp, hardware), mesh_cost(fsdp, _unhidden(hardware))
     share = cost.exposed_communication_s / silent.exposed_communication_s if silent.exposed_communication_s else 0
-    tokens = config.train.global_batch * config.model.context / hardware.devices
+    tokens = units_per_batch(config) / hardware.devices
     sent = cost.moved_bytes
     return {
         "dimension": name,

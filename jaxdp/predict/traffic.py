@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxdp.config import Config
-from jaxdp.models.shapes import parameters
 from jaxdp.predict.compute import COMPUTE_BYTES
 from jaxdp.predict.hardware import Hardware
 from jaxdp.predict.network import Link, two_level_all_reduce, two_level_pass
@@ -15,6 +14,7 @@ from jaxdp.strategies.collectives import Planned, moved_bytes, plan
 from jaxdp.strategies.flat_layout import is_flat
 from jaxdp.strategies.flat_plan import FETCH, RETURN, plan_flat
 from jaxdp.strategies.rules import DATA_AXIS, Specs
+from jaxdp.workload import parameters
 
 FLAT_PURPOSES = {FETCH: "block_gather", RETURN: "block_scatter"}
 
@@ -59,7 +59,7 @@ def _message_sizes(members: Sequence[Planned], config: Config, hardware: Hardwar
     """Bytes of the messages in which collectives travel: one for all of them, or one a leaf."""
     if all(group.combines for group in hardware.groups):
         return [sum(each.bytes for each in members)]
-    elements = {parameter.path: parameter.size for parameter in parameters(config.model)}
+    elements = {parameter.path: parameter.size for parameter in parameters(config)}
     sizes: list[float] = []
     for each in members:
         leaves = [elements.get(path, 1) for path in each.leaves]  # the flat unit's vector is a leaf of its own
@@ -70,7 +70,7 @@ def _message_sizes(members: Sequence[Planned], config: Config, hardware: Hardwar
 def planned_collectives(config: Config, placed: Shards, dtype: str) -> list[Planned]:
     """The plan of a mesh strategy's step."""
     known = {leaf.path: Specs(leaf.params, leaf.optimizer) for leaf in placed.leaves}
-    listed = [parameter for parameter in parameters(config.model) if parameter.path in known]
+    listed = [parameter for parameter in parameters(config) if parameter.path in known]
     times, width = config.train.accumulation, COMPUTE_BYTES[dtype]
     planned = plan(listed, known, placed.axes, times, width)
     if is_flat(config.strategy):

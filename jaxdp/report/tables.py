@@ -12,8 +12,8 @@ from jaxdp.units import bytes_text, percent_text, seconds_text
 Row = tuple[str, Callable[[BenchResult], str]]
 
 ROWS: tuple[Row, ...] = (
-    ("tokens/s", lambda r: f"{r.tokens_per_second:,.0f}"),
-    ("tokens/s a device", lambda r: f"{r.tokens_per_second_per_device:,.0f}"),
+    ("{unit}/s", lambda r: f"{r.tokens_per_second:,.0f}"),
+    ("{unit}/s per device", lambda r: f"{r.tokens_per_second_per_device:,.0f}"),
     ("step time (median)", lambda r: seconds_text(r.step_time_s.median)),
     ("  p10 to p90", lambda r: f"{seconds_text(r.step_time_s.p10)} to {seconds_text(r.step_time_s.p90)}"),
     ("MFU (causal)", lambda r: f"{percent_text(r.mfu_percent)} ({percent_text(r.mfu_causal_percent)})"),
@@ -49,7 +49,7 @@ def print_bench(results: Sequence[BenchResult]) -> None:
     for label, show in ROWS:
         cells = [show(result) for result in results]
         if any(cell.strip("-% ()") for cell in cells):
-            table.add_row(label, *cells)
+            table.add_row(label.format(unit=first.unit), *cells)
     console.print(table)
     for result in results:
         console.print(f"{result.strategy} communicates each step: {collectives_text(result)}", markup=False)

@@ -18,6 +18,7 @@ from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
 from jaxdp.server.run import ServerRun
 from jaxdp.timeline import timeline
+from jaxdp.workload import units_per_batch
 
 WINDOWS = 10
 # A server that takes turns starts each window with all its workers at the beginning of a step: shorter ones would
@@ -146,7 +147,7 @@ def _time(each: Measured, size: int, settle: bool, observe: Observer) -> None:
 def _finish_race(each: Measured, until_loss: float) -> None:
     """Notes the time if the mean loss of the last ten global batches has come down to the mark."""
     end = each.records[-1].tokens
-    batch = each.run.config.train.global_batch * each.run.config.model.context
+    batch = units_per_batch(each.run.config)
     last = [record.loss for record in each.records if record.tokens > end - RACE_MEAN_STEPS * batch]
     if end >= RACE_MEAN_STEPS * batch and sum(last) / len(last) <= until_loss:
         each.time_to_loss_s = sum(window.seconds for window in (each.warm_up, *each.windows))
@@ -174,10 +175,10 @@ def refuse_nonfinite(config: Config, records: Sequence[StepRecord]) -> None:
 def _result(prepared: Prepared, measured: Measured, until_loss: float | None) -> BenchResult:
     run = measured.run
     config, first = run.config, run.devices[0]
-    tokens = config.train.global_batch * config.model.context
+    units = units_per_batch(config)
     seconds = measured.step_time_s
     # Injected delays make some windows long, and a server's bursts of pushes make some short: then all of them count.
-    rate = tokens / (measured.mean_step_s if config.stragglers else seconds.median)
+    rate = units / (measured.mean_step_s if config.stragglers else seconds.median)
     communication = facts.communication_of(run)
     use = facts.utilisation(run, rate)
     race = {"time_to_loss_s": measured.time_to_loss_s, "steps_to_loss": measured.steps_to_loss}
@@ -186,7 +187,8 @@ def _result(prepared: Prepared, measured: Measured, until_loss: float | None) ->
         devices=len(run.devices),
         platform=first.platform,
         device_kind=first.device_kind,
-        tokens_per_step=tokens,
+        unit=run.recipe.task.unit,
+        tokens_per_step=units,
         tokens_per_second=rate,
         tokens_per_second_per_device=rate / len(run.devices),
         step_time_s=seconds,
@@ -195,7 +197,7 @@ def _result(prepared: Prepared, measured: Measured, until_loss: float | None) ->
         mfu_percent=use.mfu_percent,
         mfu_causal_percent=use.mfu_causal_percent,
         hfu_percent=use.hfu_percent,
-        mfu_formula=facts.MFU_FORMULA,
+        mfu_formula=facts.mfu_formula(run),
         memory=facts.memory_of(run, alone=len(prepared.configs) == 1),
         collectives=communication.rows,
         collective_bytes_per_device=communication.bytes_per_device,

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 import jax
 
 from jaxdp.config import Config
-from jaxdp.data.pipeline import Data
 from jaxdp.errors import BadInput
 from jaxdp.run.mesh_run import MeshRun
 from jaxdp.server.run import ServerRun
+from jaxdp.task import DataSource
 
 Run = MeshRun | ServerRun
 
 
 def make_run(
     config: Config,
-    data: Data,
+    data: DataSource,
     devices: Sequence[jax.Device],
     *,
     hosts: int = 1,

@@ -14,17 +14,12 @@ from jaxdp.hlo.collectives import collectives
 from jaxdp.hlo.flops import flops
 from jaxdp.job import processes
 from jaxdp.mesh.compile import compiled_bytes
-from jaxdp.models import shapes
 from jaxdp.predict.hardware import PRESETS
 from jaxdp.records import How, Memory
 from jaxdp.run.factory import Run
 from jaxdp.server.run import ServerRun
 from jaxdp.strategies.collectives import minimum_bytes, summarise
-
-MFU_FORMULA = (
-    "(6 * matmul_parameters + 12 * layers * context * heads * head_dim) * tokens_per_second / sum of bf16 peaks; "
-    "the causal figure halves the attention term; hfu: FLOPs of the compiled program's matrix products instead"
-)
+from jaxdp.workload import units_per_batch
 
 HOW: dict[str, How] = {
     "tokens_per_second": "measured",
@@ -119,35 +114,46 @@ def communication_of(run: Run) -> Communication:
     if isinstance(run, ServerRun):
         transfers = 2 * run.plan.bytes
         return Communication(rows, None if moved is None else moved + transfers, transfers)
-    model = run.config.model
+    in_blocks, root = (
+        sum(parameter.size for parameter in run.recipe.task.parameters if parameter.in_blocks == inside)
+        for inside in (True, False)
+    )
     least = minimum_bytes(
         run.config.strategy.name,
-        shapes.block_count(model),
-        shapes.count(model) - shapes.block_count(model),
+        in_blocks,
+        root,
         dict(run.layout.mesh.shape),
-        np.dtype(run.task.compute_dtype).itemsize,
+        np.dtype(run.recipe.compute_dtype).itemsize,
         run.config.train.accumulation,
     )
     return Communication(rows, moved, round(least))
 
 
-def utilisation(run: Run, tokens_per_second: float) -> Utilisation:
-    """Model FLOPs are the formula's, hardware FLOPs those of the program, recomputation included."""
+def mfu_formula(run: Run) -> str:
+    task = run.recipe.task
+    hfu = "hfu: FLOPs of the compiled program's matrix products, recomputation included"
+    if task.train_flops_per_unit is None:
+        return f"unknown: the task gives no train_flops_per_unit; {hfu}"
+    return f"{task.flops_formula} * {task.unit} per second / sum of bf16 peaks; {hfu}"
+
+
+def utilisation(run: Run, units_per_second: float) -> Utilisation:
+    """Model FLOPs are the task's formula's, hardware FLOPs those of the program, recomputation included."""
     peaks = [peak_flops(device.device_kind) for device in run.devices]
     known = [peak for peak in peaks if peak is not None]
     if len(known) < len(peaks):
         return Utilisation(None, None, None)
 
-    def percent(flops_per_second: float) -> float:
-        return 100 * flops_per_second / sum(known)
+    def percent(flops: float | None, per_second: float) -> float | None:
+        return None if flops is None else 100 * flops * per_second / sum(known)
 
-    model, tokens = run.config.model, run.config.train.global_batch * run.config.model.context
-    found = flops(program_of(run).as_text())
-    steps_per_second = tokens_per_second / tokens
+    task, found = run.recipe.task, flops(program_of(run).as_text())
     return Utilisation(
-        percent(shapes.train_flops_per_token(model) * tokens_per_second),
-        percent(shapes.train_flops_per_token(model, causal=True) * tokens_per_second),
-        None if found.unknown else percent(found.total * len(run.devices) * steps_per_second),
+        percent(task.train_flops_per_unit, units_per_second),
+        percent(task.causal_train_flops_per_unit, units_per_second),
+        percent(
+            None if found.unknown else found.total * len(run.devices), units_per_second / units_per_batch(run.config)
+        ),
     )
 
 
@@ -178,11 +184,10 @@ def settings(run: Run, xla_flags: tuple[str, ...]) -> dict[str, Any]:
     """What must be equal for two results to be compared."""
     train = run.config.train
     return {
-        "remat": train.remat,
-        "compute_dtype": np.dtype(run.task.compute_dtype).name,
+        **run.recipe.task.settings,
+        "compute_dtype": np.dtype(run.recipe.compute_dtype).name,
         "global_batch": train.global_batch,
         "accumulation": train.accumulation,
-        "context": run.config.model.context,
         "optimizer": run.config.optim.name,
         "seed": train.seed,
         "stragglers": run.config.stragglers,
@@ -195,7 +200,8 @@ def notes(run: Run, use: Utilisation, findings: list[str], hosts: int) -> list[s
     said = [f"check: {finding}" for finding in findings]
     if run.config.stragglers:
         said.append(
-            f"stragglers injected, slept in real time: {run.config.stragglers}; tokens/s is the mean of all windows"
+            f"stragglers injected, slept in real time: {run.config.stragglers}; {run.recipe.task.unit}/s is the mean "
+            "of all windows"
         )
     if run.config.strategy.round_latency_s:
         said.append(

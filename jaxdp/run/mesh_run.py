@@ -8,15 +8,16 @@ from typing import Any
 import jax
 
 from jaxdp.config import Config
-from jaxdp.data.pipeline import Data
 from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.job import processes, watchdog
 from jaxdp.mesh.compile import abstract_batch, abstract_state, build_step
+from jaxdp.recipe import TrainState
 from jaxdp.records import StepRecord, Window
 from jaxdp.stragglers import delays
 from jaxdp.stragglers.step_pace import StepPace
-from jaxdp.task import TrainState
+from jaxdp.task import DataSource
 from jaxdp.timeline import Span
+from jaxdp.workload import units_per_batch
 
 # XLA's CPU client admits 32 programs to a device; beyond, the launches of one step wait for each other's places while
 # its collectives wait for all: the process aborts. A few steps hide the dispatch as well as many do.
@@ -29,7 +30,7 @@ class MeshRun:
     def __init__(
         self,
         config: Config,
-        data: Data,
+        data: DataSource,
         devices: Sequence[jax.Device],
         hosts: int = 1,
         *,
@@ -41,7 +42,7 @@ class MeshRun:
         self.devices = list(devices)
         self.arrivals = arrivals
         self.pace = _pace(config, self.devices, spans, arrivals)
-        self.task, self.layout, self.functions = build_step(config, devices, hosts, pace=self.pace)
+        self.recipe, self.layout, self.functions = build_step(config, devices, hosts, pace=self.pace)
         self.rows = self.layout.local_rows(config.train.global_batch)
         self.compile_s = 0.0
         self.compiled: Any = None
@@ -52,8 +53,8 @@ class MeshRun:
         """Compiles the step ahead of time, for the shapes of the data's batches."""
         watchdog.progress(f"compiling {self.config.strategy.name}")
         started = time.perf_counter()
-        lowered = self.functions.step.lower(self.abstract_state(), abstract_batch(self.config, self.layout))
-        self.compiled = lowered.compile()
+        batch = abstract_batch(self.config, self.layout, self.data.rows(0, self.rows.start, 1))
+        self.compiled = self.functions.step.lower(self.abstract_state(), batch).compile()
         self.compile_s = time.perf_counter() - started
 
     def start(self, state: TrainState | None = None, server: dict[str, Any] | None = None) -> None:
@@ -62,7 +63,7 @@ class MeshRun:
         self.next_step = int(self.state.step)
         if self.pace:
             processes.gather("the same moment")
-            self.pace.restart_clock()
+            self.pace.restart(self.next_step)
 
     @property
     def started(self) -> TrainState:
@@ -73,7 +74,7 @@ class MeshRun:
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state, for compiling and for restoring into this layout."""
-        return abstract_state(self.task, self.layout)
+        return abstract_state(self.recipe, self.layout)
 
     def snapshot(self) -> dict[str, Any] | None:
         """What a checkpoint must remember beside the state: nothing."""
@@ -101,16 +102,16 @@ class MeshRun:
         return Window(records, seconds, steps, self._spans(), self._arrivals_s())
 
     def evaluate(self, stop: object = False) -> float | None:
-        """The mean loss over every held-out token, exact whatever the batch; None if `stop` became true meanwhile."""
+        """The mean loss over every held-out unit, exact whatever the batch; None if `stop` became true meanwhile."""
         params = self.started.params
-        total = tokens = 0.0
+        total = units = 0.0
         for batch in self.data.eval_batches(self.config.train.global_batch, self.rows):
             if stop:
                 return None
             watchdog.progress("evaluating")
             part = jax.device_get(self.functions.evaluate(params, self.functions.put(batch)))
-            total, tokens = total + float(part[0]), tokens + float(part[1])
-        return total / tokens
+            total, units = total + float(part[0]), units + float(part[1])
+        return total / units
 
     def _spans(self) -> list[Span]:
         if self.pace is None or self.pace.spans is None:
@@ -128,11 +129,11 @@ class MeshRun:
         self.state = None
 
     def _records(self, first: int, metrics: list[Any], waits: list[float], step_time_s: float) -> list[StepRecord]:
-        tokens = self.config.train.global_batch * self.config.model.context
+        units = units_per_batch(self.config)
         return [
             StepRecord(
                 step=first + index,
-                tokens=(first + index + 1) * tokens,
+                tokens=(first + index + 1) * units,
                 loss=float(found.loss),
                 grad_norm=float(found.grad_norm),
                 step_time_s=step_time_s,
@@ -154,4 +155,4 @@ def _pace(config: Config, devices: Sequence[jax.Device], spans: bool, arrivals: 
         raise BadInput(f"{asked}: a mesh strategy's steps are delayed and traced on host devices only; try --profile")
     if found.failing:
         raise BadInput("stragglers: fail(...) would end a synchronous run; it is for the parameter server and `sim`")
-    return StepPace(found, config.train.global_batch, spans)
+    return StepPace(found, spans)

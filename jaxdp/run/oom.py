@@ -9,6 +9,7 @@ from jaxdp.config import Config
 from jaxdp.errors import JaxdpError
 from jaxdp.predict.preflight import Report
 from jaxdp.units import bytes_text
+from jaxdp.workload import unit, units_per_batch
 
 
 class OutOfMemory(JaxdpError):
@@ -24,8 +25,9 @@ def named(phase: str, config: Config, report: Report) -> Iterator[None]:
         if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error).lower():
             raise
         rows = config.train.global_batch // (report.devices * config.train.accumulation) or 1
+        units_per_example = units_per_batch(config) // config.train.global_batch
         raise OutOfMemory(
-            f"{config.strategy.name} ran out of memory while {phase}: {rows} sequences of {config.model.context} "
-            f"tokens a device and microbatch were estimated at {bytes_text(report.memory_bytes)}; raise "
+            f"{config.strategy.name} ran out of memory while {phase}: a batch of {rows} per device and microbatch "
+            f"({rows * units_per_example:,} {unit(config)}) was estimated at {bytes_text(report.memory_bytes)}; raise "
             "train.accumulation, set train.remat=block, use more devices, or --strategy fsdp"
         ) from error

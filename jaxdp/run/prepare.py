@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxdp.config import Config
-from jaxdp.data.corpora import open_corpus
-from jaxdp.data.pipeline import Data, open_data
 from jaxdp.errors import BadInput
 from jaxdp.job import processes
 from jaxdp.job.processes import Job
 from jaxdp.predict.preflight import Report, check_allowed, preflight, require
 from jaxdp.run.folder import RunFolder, fresh_run, open_run
+from jaxdp.workload import open_data
 
 if TYPE_CHECKING:
     import jax
+
+    from jaxdp.task import DataSource
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Prepared:
     """
 
     configs: tuple[Config, ...]
-    data: Data
+    data: "DataSource"
     folder: RunFolder
     devices: "tuple[jax.Device, ...]"
     reports: tuple[Report, ...]
@@ -68,7 +69,7 @@ def prepare(
             # How HSDP groups the devices is their hosts' matter, which only the processes know together.
             if job.processes == 1 or config.strategy.name != "hsdp":
                 require(preflight(config, devices), allow)
-    corpus = open_corpus(configs[0])
+    data = open_data(configs[0])
     job.join()
 
     import jax
@@ -90,7 +91,6 @@ def prepare(
     processes.write_log_to(folder.path)
     own = [str(device) for device in claimed if device.process_index == jax.process_index()]
     processes.log(f"devices {', '.join(own)} of {len(claimed)} on {len(set(host_names))} host(s)")
-    data = open_data(configs[0], corpus)
     return Prepared(tuple(configs), data, folder, tuple(claimed), reports, flags, hosts, tuple(host_names))
 
 

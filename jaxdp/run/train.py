@@ -20,6 +20,7 @@ from jaxdp.run.folder import NoLines, RunFolder
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
 from jaxdp.strict_json import JsonLines, keep_lines
+from jaxdp.workload import unit, units_per_batch
 
 WINDOW_S = 1.0  # how long a stop may have to wait; a window is at least one step
 MAX_STEPS = 50
@@ -33,10 +34,11 @@ Observer = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """`loss` is the last step's, `eval_loss` the mean over every held-out token, in nats."""
+    """`loss` is the last step's, `eval_loss` the mean over every held-out unit; `tokens` counts the task's `unit`."""
 
     strategy: str
     devices: int
+    unit: str
     step: int
     loss: float | None
     eval_loss: float | None
@@ -100,10 +102,11 @@ def train(
         summary = TrainSummary(
             strategy=config.strategy.name,
             devices=len(run.devices),
+            unit=run.recipe.task.unit,
             step=run.next_step,
             loss=last_loss,
             eval_loss=eval_loss,
-            tokens=run.next_step * config.train.global_batch * config.model.context,
+            tokens=run.next_step * units_per_batch(config),
             checkpoint_step=processes.on_first(lambda: max(checkpoints.steps(), default=None)),
             resumed_from=None if restored is None else restored.step,
             run_dir=str(folder.path),
@@ -172,12 +175,11 @@ def _refuse_unshared(folder: Path) -> None:
 
 def step_line(run: Run, record: StepRecord) -> str:
     """The line that users of training loops expect."""
-    tokens = run.config.train.global_batch * run.config.model.context
-    rate = tokens / record.step_time_s
+    rate = units_per_batch(run.config) / record.step_time_s
     wait = 100 * record.data_wait_s / record.step_time_s
     return (
         f"loss {record.loss:.4f}, grad norm {record.grad_norm:.3f}, {record.step_time_s * 1e3:.0f} ms, "
-        f"{rate:,.0f} tokens/s ({rate / len(run.devices):,.0f} a device), data wait {wait:.1f} %"
+        f"{rate:,.0f} {unit(run.config)}/s ({rate / len(run.devices):,.0f} per device), data wait {wait:.1f} %"
     )
 
 
@@ -186,9 +188,10 @@ def _next(step: int, every: int, end: int) -> int:
 
 
 def _identity(config: Config, prepared: Prepared) -> dict[str, Any]:
-    """What a checkpoint must share with the run that continues it: the model, and the order of the data."""
+    """What a checkpoint must share with the run that continues it: what is trained, and the order of the data."""
+    trained = {"task": config.task.model_dump()} if config.task else {"model": config.model.model_dump()}
     return {
-        "model": config.model.model_dump(),
+        **trained,
         "optim": {"name": config.optim.name},
         "data": {"sha256": prepared.data.describe()["sha256"]},
         "train": {"global_batch": config.train.global_batch, "seed": config.train.seed},
@@ -201,7 +204,7 @@ def _metadata(config: Config, prepared: Prepared, run: Run, loss: float | None) 
         "strategy": config.strategy.name,
         "devices": len(run.devices),
         "step": run.next_step,
-        "tokens": run.next_step * config.train.global_batch * config.model.context,
+        "tokens": run.next_step * units_per_batch(config),
         "loss": loss,
         "server": run.snapshot(),
     }

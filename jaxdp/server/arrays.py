@@ -2,7 +2,7 @@
 
 An update takes two calls on every shard, since clipping needs the norm over all of them: `prepare`, then
 `commit`. The pushes are added in the workers' order and divided by their valid tokens.
-The learning rate is the task's own schedule at (tokens consumed / tokens of a global batch), a fraction
+The learning rate is the recipe's own schedule at (tokens consumed / tokens of a global batch), a fraction
 under asynchrony, so that every strategy meets the same rate at the same tokens however many pushes an
 update takes.
 """
@@ -18,8 +18,8 @@ import numpy as np
 import optax
 
 from jaxdp.errors import BadInput
+from jaxdp.recipe import Recipe
 from jaxdp.server.partition import Leaves
-from jaxdp.task import Task
 
 
 class UpdateFunctions(NamedTuple):
@@ -32,7 +32,7 @@ class UpdateFunctions(NamedTuple):
 
 
 @functools.cache
-def make_update(task: Task, compensation: float = 0.0) -> UpdateFunctions:
+def make_update(recipe: Recipe, compensation: float = 0.0) -> UpdateFunctions:
     """`apply(params, opt_state, pushes' gradients, tokens, norm, step, scale) -> (params, opt_state, rate)`.
 
     `compensate` is the first-order correction of a stale gradient, g + c g^2 (w - w_pulled), on means
@@ -46,10 +46,10 @@ def make_update(task: Task, compensation: float = 0.0) -> UpdateFunctions:
         return sum((jnp.sum(jnp.square(leaf)) for leaf in total(grads).values()), jnp.zeros(()))
 
     def apply(params, opt_state, grads, tokens, norm, step, scale):
-        factor = jnp.minimum(1.0, task.clip / jnp.maximum(norm, task.clip)) if task.clip else 1.0
+        factor = jnp.minimum(1.0, recipe.clip / jnp.maximum(norm, recipe.clip)) if recipe.clip else 1.0
         mean = jax.tree.map(lambda leaf: leaf / jnp.maximum(tokens, 1) * factor, total(grads))
-        direction, opt_state = task.tx.update(mean, opt_state, params)
-        rate = task.learning_rate(step) * scale
+        direction, opt_state = recipe.tx.update(mean, opt_state, params)
+        rate = recipe.learning_rate(step) * scale
         return optax.apply_updates(params, jax.tree.map(lambda d: -rate * d, direction)), opt_state, rate
 
     def compensate(grads, tokens, params, pulled):

@@ -18,6 +18,7 @@ from jaxdp.server.core import Push, Reply, Server, Update
 from jaxdp.server.messages import Applied, Arrived, Engine, Left, Message, PullGrant, PullRequest, ShardsLost
 from jaxdp.server.metrics import Measurements, Spans
 from jaxdp.timeline import SERVER, Span
+from jaxdp.workload import units_per_batch
 
 TICK_S = 0.2  # between two looks at the deadlines
 
@@ -35,7 +36,7 @@ class Loop:
         self.engine = engine
         self.spans = spans
         self.deadline_s = config.server.deadline_s
-        self.batch_tokens = config.train.global_batch * config.model.context
+        self.batch_tokens = units_per_batch(config)
         self.push_tokens = self.batch_tokens // engine.workers
         self.metrics = Measurements(engine.workers, engine.parameter_bytes)
         self._lost: dict[int, str] = {}  # worker given up -> why

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from jaxdp.data.batch import Batch
 from jaxdp.server.core import Push, Update
 from jaxdp.server.metrics import Spans
+from jaxdp.task import Batch
 
 Rows = Callable[[int, int], Batch]  # (sequence, worker) -> the worker's rows of that step
 

@@ -17,14 +17,15 @@ from ray import exceptions
 
 from jaxdp.config import Config
 from jaxdp.errors import JaxdpError
+from jaxdp.recipe import TrainState
 from jaxdp.server.arrays import host_device, owned
 from jaxdp.server.core import Push, Update
 from jaxdp.server.messages import Applied, Arrived, Left, Message, PullGrant, PullRequest, ShardsLost
 from jaxdp.server.metrics import Spans
 from jaxdp.server.ray_cluster import MAX_RESTARTS, START_S, Cluster, answer
-from jaxdp.server.shard_plan import ShardPlan, names_of, tree_like
+from jaxdp.server.shard_plan import ShardPlan, tree_like
 from jaxdp.server.shards import Gradient, apply_update, prepared_norm
-from jaxdp.task import TrainState
+from jaxdp.task import by_path
 
 PING_S = 2.0
 PAUSE_S = 0.2  # before an actor that is being restarted is asked again
@@ -63,8 +64,8 @@ class RayEngine:
 
     def load(self, state: TrainState) -> None:
         """Gives the shards their state; every worker asks for its first step."""
-        params = self._plan.split(names_of(state.params))
-        opt_states = [names_of(part) for part in self._plan.split_opt_state(state.opt_state)]
+        params = self._plan.split(by_path(state.params))
+        opt_states = [by_path(part) for part in self._plan.split_opt_state(state.opt_state)]
         self._load(list(zip(params, opt_states, strict=True)))
         self._inbox.extend(PullRequest(worker) for worker in range(self.workers))
 

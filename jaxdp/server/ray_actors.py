@@ -10,14 +10,15 @@ import jax
 import numpy as np
 
 from jaxdp.config import Config
-from jaxdp.data.pipeline import open_data
+from jaxdp.recipe import make_recipe
 from jaxdp.server.arrays import Shard, host_device, make_update, owned
 from jaxdp.server.partition import Leaves
-from jaxdp.server.shard_plan import ShardPlan, names_of, tree_like
+from jaxdp.server.shard_plan import ShardPlan, tree_like
 from jaxdp.server.worker import Worker, rows_per_worker
 from jaxdp.stragglers import delays as delay_models
 from jaxdp.stragglers.pacing import Pacer
-from jaxdp.task import make_task
+from jaxdp.task import by_path
+from jaxdp.workload import open_data
 
 
 class ShardActor:
@@ -25,10 +26,10 @@ class ShardActor:
 
     def __init__(self, config_json: str, index: int) -> None:
         config = Config.model_validate_json(config_json)
-        task = make_task(config, "cpu")
-        plan = ShardPlan(task, config.server.shards)
+        recipe = make_recipe(config, "cpu")
+        plan = ShardPlan(recipe, config.server.shards)
         self._opt_state_like = plan.abstract_opt_state(plan.cuts[index])
-        self._functions = make_update(task, config.server.compensation)
+        self._functions = make_update(recipe, config.server.compensation)
         self._keep = config.server.correction == "delay_compensation"
         self._shard: Shard | None = None
 
@@ -55,7 +56,7 @@ class ShardActor:
 
     def state(self) -> tuple[Leaves, Leaves]:
         """Parameters and optimizer state by name."""
-        copied = jax.tree.map(np.array, (self.shard.params, names_of(self.shard.opt_state)))
+        copied = jax.tree.map(np.array, (self.shard.params, by_path(self.shard.opt_state)))
         return copied[0], copied[1]
 
     @property
@@ -71,11 +72,11 @@ class WorkerActor:
     def __init__(self, config_json: str, index: int, workers: int) -> None:
         config = Config.model_validate_json(config_json)
         devices = jax.local_devices()[: config.server.devices_per_worker]
-        task = make_task(config, devices[0].platform)
+        recipe = make_recipe(config, devices[0].platform)
         self._index = index
         self._count = rows_per_worker(config, workers)
         self._data = open_data(config)
-        self._worker = Worker(config, task, ShardPlan(task, config.server.shards), devices)
+        self._worker = Worker(config, recipe, ShardPlan(recipe, config.server.shards), devices)
         self._worker.compile(self._rows(0))
         delays = delay_models.parse(config.stragglers, config.train.seed, "stragglers")
         self._pacer = Pacer(delays, index, time.perf_counter(), _sleep)

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 
 from jaxdp.config import Config
-from jaxdp.data.pipeline import Data
 from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.policies import policy_of
+from jaxdp.recipe import Recipe, TrainState, make_recipe
 from jaxdp.records import StepRecord, Window
 from jaxdp.server.arrays import host_device
 from jaxdp.server.core import Server
@@ -23,24 +22,25 @@ from jaxdp.server.shards import LocalShards
 from jaxdp.server.threads import ThreadsEngine
 from jaxdp.server.worker import Worker, devices_of, rows_per_worker
 from jaxdp.stragglers import delays as delay_models
-from jaxdp.task import Task, TrainState, make_task
+from jaxdp.task import DataSource
 from jaxdp.timeline import Span
+from jaxdp.workload import units_per_batch
 
 
 class ServerRun:
     """`compile`, `start`, then `window` after `window`, and `close` (or use it as a context manager).
 
-    Between windows the server stands still: each worker finishes the step it is at and waits. `task` and
+    Between windows the server stands still: each worker finishes the step it is at and waits. `recipe` and
     `rows` default to the config's.
     """
 
     def __init__(
         self,
         config: Config,
-        data: Data,
+        data: DataSource,
         devices: Sequence[jax.Device],
         *,
-        task: Task | None = None,
+        recipe: Recipe | None = None,
         rows: Rows | None = None,
         spans: bool = False,
     ) -> None:
@@ -64,9 +64,9 @@ class ServerRun:
             raise BadInput("server.pipeline: prefetched steps don't survive the outages of fail(...); use one of them")
         count = rows_per_worker(config, self.workers)
         self.rows = rows or (lambda sequence, worker: data.rows(sequence, worker * count, count))
-        self.task = task or make_task(config, devices[0].platform)
-        self.plan = ShardPlan(self.task, config.server.shards)
-        self.members = [Worker(config, self.task, self.plan, group) for group in groups]
+        self.recipe = recipe or make_recipe(config, devices[0].platform)
+        self.plan = ShardPlan(self.recipe, config.server.shards)
+        self.members = [Worker(config, self.recipe, self.plan, group) for group in groups]
         self.compile_s = 0.0
         self._spans = spans
         self._loop: Loop | None = None
@@ -167,19 +167,15 @@ class ServerRun:
         return total / tokens
 
     def initial_state(self) -> TrainState:
-        def make(key: jax.Array) -> TrainState:
-            params = self.task.init_params(key)
-            return TrainState(jnp.zeros((), jnp.int32), params, self.task.tx.init(params))
-
         with jax.default_device(host_device()):
-            return jax.jit(make)(jax.random.key(self.config.train.seed))
+            return jax.jit(self.recipe.init_state)(jax.random.key(self.config.train.seed))
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state, for restoring onto the host."""
         where = jax.sharding.SingleDeviceSharding(host_device())
-        step: Any = jax.ShapeDtypeStruct((), jnp.int32)
-        tree = TrainState(step, self.plan.params, self.plan.opt_state)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), self.recipe.abstract_state()
+        )
 
     def close(self) -> None:
         engine = self._cluster if self._loop is None else self._loop.engine
@@ -195,7 +191,7 @@ class ServerRun:
     def _core(self, step: int, saved: dict[str, Any] | None) -> Server:
         if saved and (saved.get("policy"), saved.get("workers")) == (self.policy.name, self.workers):
             return Server.restore(self.policy, saved["core"], self.config.server.correction)
-        counters = {"version": step, "tokens": step * self.config.train.global_batch * self.config.model.context}
+        counters = {"version": step, "tokens": step * units_per_batch(self.config)}
         sequences = [[worker, step] for worker in range(self.workers)]
         state = {**counters, "applied": step * self.workers, "dropped": 0, "duplicates": 0, "lost_versions": 0}
         return Server.restore(self.policy, {**state, "sequences": sequences}, self.config.server.correction)

@@ -7,18 +7,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp.recipe import Recipe
 from jaxdp.server.partition import Cut, Leaves, join, make_cuts, take
-from jaxdp.task import Task
+from jaxdp.task import by_path, path_text
 
 
 class ShardPlan:
-    """The parameters and the optimizer state of a task over `shards` server shards, equal in elements."""
+    """The parameters and the optimizer state of a recipe over `shards` server shards, equal in elements."""
 
-    def __init__(self, task: Task, shards: int) -> None:
-        self.task = task
-        self.params = jax.eval_shape(task.init_params, jax.random.key(0))
-        self.opt_state = jax.eval_shape(task.tx.init, self.params)
-        self.shapes = {name: leaf.shape for name, leaf in names_of(self.params).items()}
+    def __init__(self, recipe: Recipe, shards: int) -> None:
+        self.recipe = recipe
+        self.params = recipe.task.abstract_params
+        self.opt_state = recipe.abstract_state().opt_state
+        self.shapes = {name: leaf.shape for name, leaf in by_path(self.params).items()}
         self.cuts = make_cuts({name: math.prod(shape) for name, shape in self.shapes.items()}, shards)
 
     @property
@@ -36,13 +37,13 @@ class ShardPlan:
 
     def split_opt_state(self, opt_state: Any) -> list[Any]:
         """Each shard's optimizer state: what follows a parameter is cut like it, counters are everywhere."""
-        table = names_of(opt_state)
+        table = by_path(opt_state)
         return [self._part_of(table, cut) for cut in self.cuts]
 
     def join_opt_state(self, parts: Sequence[Any]) -> Any:
-        tables = [names_of(part) for part in parts]
+        tables = [by_path(part) for part in parts]
         leaves = {}
-        for name, leaf in names_of(self.opt_state).items():
+        for name, leaf in by_path(self.opt_state).items():
             pieces = [table[name] for table in tables if name in table]
             whole = pieces[0].shape == leaf.shape
             leaves[name] = pieces[0] if whole else np.concatenate(pieces).reshape(leaf.shape)
@@ -51,7 +52,7 @@ class ShardPlan:
     def _part_of(self, table: Mapping[str, Any], cut: Cut) -> Any:
         like = self.abstract_opt_state(cut)
         leaves = {}
-        for name, leaf in names_of(like).items():
+        for name, leaf in by_path(like).items():
             leaves[name] = table[name]
             if leaves[name].shape != leaf.shape:
                 parameter = max((known for known in cut if name.endswith(f".{known}")), key=len)
@@ -61,19 +62,9 @@ class ShardPlan:
 
     def abstract_opt_state(self, cut: Cut) -> Any:
         """The shapes of one shard's optimizer state."""
-        return jax.eval_shape(lambda leaves: self.task.tx.init(take(leaves, cut)), names_of(self.params))
-
-
-def names_of(tree: Any) -> Leaves:
-    """The leaves of a tree by their dotted paths, as `models.shapes` names the parameters."""
-    leaves, _ = jax.tree.flatten_with_path(tree)
-    return {_name(path): leaf for path, leaf in leaves}
+        return jax.eval_shape(lambda leaves: self.recipe.tx.init(take(leaves, cut)), by_path(self.params))
 
 
 def tree_like(tree: Any, leaves: Mapping[str, Any]) -> Any:
     """A tree of the same structure with the leaves of these names."""
-    return jax.tree.map_with_path(lambda path, _: leaves[_name(path)], tree)
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+    return jax.tree.map_with_path(lambda path, _: leaves[path_text(path)], tree)

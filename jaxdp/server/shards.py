@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from jaxdp.recipe import TrainState
 from jaxdp.server.arrays import Shard, host_device, make_update, owned
 from jaxdp.server.core import Push, Update
 from jaxdp.server.messages import Applied
 from jaxdp.server.partition import Leaves
-from jaxdp.server.shard_plan import ShardPlan, names_of
-from jaxdp.task import TrainState
+from jaxdp.server.shard_plan import ShardPlan
+from jaxdp.task import by_path
 
 
 class Gradient(NamedTuple):
@@ -55,8 +56,8 @@ class LocalShards:
         self.plan = plan
         self.keep_pulled = keep_pulled
         self.skip_nonfinite = skip_nonfinite
-        functions = make_update(plan.task, compensation)
-        params = plan.split(names_of(state.params))
+        functions = make_update(plan.recipe, compensation)
+        params = plan.split(by_path(state.params))
         opt_states = plan.split_opt_state(state.opt_state)
         host = host_device()
         self.shards = [

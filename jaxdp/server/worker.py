@@ -12,16 +12,16 @@ import jax
 import numpy as np
 
 from jaxdp.config import Config
-from jaxdp.data.batch import Batch
 from jaxdp.errors import BadInput
 from jaxdp.mesh.devices import make_mesh
 from jaxdp.mesh.layout import make_layout
 from jaxdp.mesh.step import make_evaluate, make_gradients
+from jaxdp.recipe import Recipe
 from jaxdp.server.partition import Leaves
-from jaxdp.server.shard_plan import ShardPlan, names_of
+from jaxdp.server.shard_plan import ShardPlan
 from jaxdp.server.shards import Gradient
 from jaxdp.strategies.rules import STRATEGIES, axis_sizes
-from jaxdp.task import Task
+from jaxdp.task import Batch, by_path
 
 ALIGNMENT = 64  # bytes; XLA's CPU backend then uses a NumPy buffer as it is
 
@@ -29,17 +29,17 @@ ALIGNMENT = 64  # bytes; XLA's CPU backend then uses a NumPy buffer as it is
 class Worker:
     """The compiled gradient of one worker. The parameters of a load last until the second load after it."""
 
-    def __init__(self, config: Config, task: Task, plan: ShardPlan, devices: Sequence[jax.Device]) -> None:
+    def __init__(self, config: Config, recipe: Recipe, plan: ShardPlan, devices: Sequence[jax.Device]) -> None:
         strategy = config.strategy.model_copy(update={"name": config.server.worker_strategy})
         mesh = make_mesh(axis_sizes(strategy, len(devices)), devices)
         self.plan = plan
         self.device = devices[0]
-        self.layout = make_layout(task, STRATEGIES[strategy.name].rule(strategy), mesh)
+        self.layout = make_layout(recipe, STRATEGIES[strategy.name].rule(strategy), mesh)
         self._shardings = self.layout.shardings(self.layout.params)
         self._batch_sharding = jax.NamedSharding(mesh, self.layout.batch)
-        self._gradients = jax.jit(make_gradients(task, self.layout, config.train.accumulation))
+        self._gradients = jax.jit(make_gradients(recipe, self.layout, config.train.accumulation))
         self.compiled: Any = self._gradients  # until compiled ahead of time
-        self._evaluate = jax.jit(make_evaluate(task, self.layout))
+        self._evaluate = jax.jit(make_evaluate(recipe, self.layout))
         self._on_host = len(devices) == 1 and self.device.platform == "cpu"
         self._buffers: deque[Leaves] = deque(maxlen=2)  # one is loaded while the other is computed with
 
@@ -85,7 +85,7 @@ class Worker:
     def to_host(self, sums: Any) -> Gradient:
         """The payload of a push: NumPy arrays, cut as the server's shards are."""
         sums = jax.device_get(sums)
-        return Gradient(self.plan.split(names_of(sums.grads)), float(sums.loss), float(sums.tokens))
+        return Gradient(self.plan.split(by_path(sums.grads)), float(sums.loss), float(sums.units))
 
     def loss(self, params: Any, batch: Batch) -> tuple[float, float]:
         """The sum of the losses of a batch without training it, and the valid tokens."""

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from jaxdp.data.batch import Batch
 from jaxdp.stragglers.delays import Delays
 from jaxdp.timeline import Span
 
@@ -25,12 +24,12 @@ from jaxdp.timeline import Span
 class StepPace:
     """The delays of every device of a mesh, and what they came to. Called from the devices' own threads.
 
-    A process knows of its own devices only. Times of spans are seconds since `restart_clock`.
+    A process knows of its own devices only. Times of spans are seconds since `restart`.
     """
 
-    def __init__(self, delays: Delays, global_batch: int, keep_spans: bool = False) -> None:
+    def __init__(self, delays: Delays, keep_spans: bool = False) -> None:
         self.delays = delays
-        self.global_batch = global_batch
+        self.first_step = 0
         self.spans: list[Span] | None = [] if keep_spans else None
         self._arrivals_s: dict[int, float] = {}
         self._origin_s = time.perf_counter()
@@ -39,15 +38,18 @@ class StepPace:
         self.realised_s: defaultdict[int, float] = defaultdict(float)
         self.steps: defaultdict[int, int] = defaultdict(int)
 
-    def restart_clock(self) -> None:
+    def restart(self, step: int) -> None:
+        """The next step is `step`, and the clock starts."""
+        self.first_step = step
         self._origin_s = time.perf_counter()
 
     def begin(self, device: Any) -> np.ndarray:
         self._started_s[int(device)] = time.perf_counter()
         return np.zeros((), np.float32)
 
-    def finish(self, device: Any, position: Any, _: Any) -> np.ndarray:
-        worker, step = int(device), int(position) // self.global_batch
+    def finish(self, device: Any, _: Any) -> np.ndarray:
+        worker = int(device)
+        step = self.first_step + self.steps[worker]
         started_s = self._started_s[worker]
         computed_s = time.perf_counter() - started_s
         intended_s = self.delays.step_seconds(worker, step, computed_s, started_s - self._origin_s)
@@ -82,16 +84,16 @@ class StepPace:
         ]
 
 
-def note_start(pace: StepPace, batch: Batch, axes: tuple[str, ...]) -> Batch:
+def note_start(pace: StepPace, batch: Any, axes: tuple[str, ...]) -> Any:
     """The same batch, available once the start has been noted."""
     zero = _call(pace.begin, jax.lax.axis_index(axes))
-    return batch._replace(weights_BxT=batch.weights_BxT + zero)
+    return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), batch)
 
 
-def sleep_rest(pace: StepPace, loss: jax.Array, grads: Any, batch: Batch, axes: tuple[str, ...]) -> jax.Array:
+def sleep_rest(pace: StepPace, loss: jax.Array, grads: Any, axes: tuple[str, ...]) -> jax.Array:
     """The same loss, available once the gradients are and the device's time has passed."""
     done = jnp.stack([jnp.ravel(leaf)[0] for leaf in jax.tree.leaves(grads)])
-    return loss + _call(pace.finish, jax.lax.axis_index(axes), batch.positions_B[0], done)
+    return loss + _call(pace.finish, jax.lax.axis_index(axes), done)
 
 
 def _call(function: Any, *arguments: jax.Array) -> jax.Array:

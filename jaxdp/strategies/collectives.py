@@ -42,7 +42,7 @@ class Planned:
     @property
     def repeated(self) -> bool:
         """Whether a block's parameters are gathered by it, and so once more in the backward pass."""
-        return self.kind == "all-gather" and self.purpose == FETCH and self.leaves[0].startswith("blocks.")
+        return self.kind == "all-gather" and self.purpose == FETCH and self.least is None
 
     @property
     def group_size(self) -> int:

@@ -23,7 +23,7 @@ class Specs(NamedTuple):
 
 
 class ShardRule(Protocol):
-    def __call__(self, path: str, shape: tuple[int, ...], axis_sizes: Mapping[str, int]) -> Specs: ...
+    def __call__(self, parameter: Parameter, axis_sizes: Mapping[str, int]) -> Specs: ...
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ def replicated(shape: tuple[int, ...]) -> Spec:
     return (None,) * len(shape)
 
 
-def sharded(path: str, shape: tuple[int, ...], axis: str, size: int, min_shard_bytes: int) -> Spec:
+def sharded(parameter: Parameter, axis: str, size: int, min_shard_bytes: int) -> Spec:
     """Cuts the largest dim that `size` divides; a block's leaf never along its layers, so each block is cut evenly.
 
     A leaf that is too small or has no such dim stays replicated (the pre-flight check names the latter).
     """
-    parameter = Parameter(path, shape)
+    shape = parameter.shape
     if size == 1 or parameter.size * PARAMETER_BYTES < min_shard_bytes:
         return replicated(shape)
     first = 1 if parameter.in_blocks else 0
@@ -57,23 +57,23 @@ def sharded(path: str, shape: tuple[int, ...], axis: str, size: int, min_shard_b
 
 
 def _ddp(config: StrategyConfig) -> ShardRule:
-    def rule(path: str, shape: tuple[int, ...], axis_sizes: Mapping[str, int]) -> Specs:
-        return Specs(replicated(shape), replicated(shape))
+    def rule(parameter: Parameter, axis_sizes: Mapping[str, int]) -> Specs:
+        return Specs(replicated(parameter.shape), replicated(parameter.shape))
 
     return rule
 
 
 def _zero1(config: StrategyConfig) -> ShardRule:
-    def rule(path: str, shape: tuple[int, ...], axis_sizes: Mapping[str, int]) -> Specs:
-        cut = sharded(path, shape, DATA_AXIS, axis_sizes[DATA_AXIS], config.min_shard_bytes)
-        return Specs(replicated(shape), cut)
+    def rule(parameter: Parameter, axis_sizes: Mapping[str, int]) -> Specs:
+        cut = sharded(parameter, DATA_AXIS, axis_sizes[DATA_AXIS], config.min_shard_bytes)
+        return Specs(replicated(parameter.shape), cut)
 
     return rule
 
 
 def _fsdp(config: StrategyConfig) -> ShardRule:
-    def rule(path: str, shape: tuple[int, ...], axis_sizes: Mapping[str, int]) -> Specs:
-        cut = sharded(path, shape, DATA_AXIS, axis_sizes[DATA_AXIS], config.min_shard_bytes)
+    def rule(parameter: Parameter, axis_sizes: Mapping[str, int]) -> Specs:
+        cut = sharded(parameter, DATA_AXIS, axis_sizes[DATA_AXIS], config.min_shard_bytes)
         return Specs(cut, cut)
 
     return rule

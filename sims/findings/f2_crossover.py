@@ -9,6 +9,7 @@ from jaxdp.predict.hardware import load_hardware
 from jaxdp.predict.tradeoffs import widened, with_model
 from jaxdp.strategies.collectives import minimum_bytes
 from jaxdp.strategies.rules import DATA_AXIS
+from jaxdp.workload import units_per_batch
 from sims.findings.drawing import COLOUR, OTHER, panels
 from sims.findings.finding import CONDITIONAL, FAILS, HOLDS, Drawing, Finding, Trial, Value, listed
 from sims.findings.lab import Lab
@@ -105,7 +106,7 @@ def _speeds() -> list[Speed]:
             for factor in FACTORS:
                 config = with_model(base, widened(base.model, factor))
                 ddp, fsdp = (evaluate(config, hardware, name) for name in ("ddp", "fsdp"))
-                tokens = config.train.global_batch * config.model.context
+                tokens = units_per_batch(config)
                 overlapped = tokens / overlapped_ddp_s(config, hardware)
                 rates = (ddp.tokens_per_second, overlapped, fsdp.tokens_per_second)
                 size = count(config.model)

@@ -7,6 +7,7 @@ from jaxdp.predict.cost import computing
 from jaxdp.predict.evaluate import with_strategy
 from jaxdp.predict.hardware import Hardware
 from jaxdp.predict.traffic import phases
+from jaxdp.workload import units_per_batch
 
 
 def overlapped_ddp_s(config: Config, hardware: Hardware) -> float:
@@ -15,7 +16,7 @@ def overlapped_ddp_s(config: Config, hardware: Hardware) -> float:
     jaxdp's own DDP reduces everything at once after the backward pass.
     """
     config, group = with_strategy(config, "ddp"), hardware.groups[0]
-    work = computing(config, group, hardware, config.train.global_batch * config.model.context / hardware.devices)
+    work = computing(config, group, hardware, units_per_batch(config) / hardware.devices)
     reduce_s = phases(config, hardware, compute_dtype(config, group)).end_s
     block_s = reduce_s * block_count(config.model) / count(config.model) / work.layers
     backward_s = work.layers * work.block_backward_s  # of the last microbatch
