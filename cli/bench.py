@@ -17,6 +17,7 @@ from cli.common import (
     SeedOption,
     SetOption,
     StragglersOption,
+    TaskOption,
     load_configs,
     plain_warnings,
     print_config,
@@ -54,6 +55,7 @@ def bench(
         typer.Option("--strategy", metavar="S[,S...]", help="ddp, zero1, fsdp, hsdp, ps, several with commas, or all."),
     ] = None,
     config: ConfigOption = None,
+    task: TaskOption = None,
     set_: SetOption = None,
     devices: DevicesOption = None,
     steps: Annotated[
@@ -124,7 +126,8 @@ def bench(
 
     plain_warnings()
     with find_job(coordinator, processes, process_id, join_timeout, stall_timeout) as job:
-        configs = load_configs(config, set_, strategy, {**flags, "train.seed": seed, "stragglers": stragglers})
+        flags |= {"task": task, "train.seed": seed, "stragglers": stragglers}
+        configs = load_configs(config, set_, strategy, flags)
         if print_config_:
             if job.first:
                 print_config(configs)

@@ -13,6 +13,7 @@ from cli.common import (
     PrintConfigOption,
     QuietOption,
     SetOption,
+    TaskOption,
     load_configs,
     print_config,
     print_json,
@@ -31,6 +32,7 @@ def check(
         str | None, typer.Option("--strategy", metavar="S[,S...]", help="ddp, zero1, fsdp, hsdp, ps, or all.")
     ] = None,
     config: ConfigOption = None,
+    task: TaskOption = None,
     set_: SetOption = None,
     devices: Annotated[
         str | None, typer.Option("--devices", "-n", metavar="N|A:B", help="Devices, or a range to sweep (default 4).")
@@ -64,7 +66,7 @@ def check(
     Example: jaxdp check --config nano --strategy fsdp --devices 1:8 --set strategy.unit=flat
     """
     with find_job(coordinator, processes, process_id, join_timeout) as job:
-        configs = load_configs(config, set_, strategy, {})
+        configs = load_configs(config, set_, strategy, {"task": task})
         if print_config_:
             if job.first:
                 print_config(configs)
@@ -74,6 +76,8 @@ def check(
         from jaxdp.strategies.flat_layout import is_flat
 
         allowed = check_allowed(allow or ())
+        if figure is not None and configs[0].task:
+            raise BadInput("--figure: draws the blocks of the built-in transformer; leave it out with a task")
         counts = _counts(devices)
         if topology is not None or compile_:
             from jaxdp.predict.compiled import compiled_check

@@ -15,6 +15,10 @@ ConfigOption = Annotated[
     list[str] | None,
     typer.Option("--config", "-c", metavar="FILE_OR_NAME", help="TOML file or shipped name; repeat, later ones win."),
 ]
+TaskOption = Annotated[
+    str | None,
+    typer.Option("--task", metavar="MODULE:FUNCTION", help="Train your own model: a function that returns a Task."),
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", "-s", metavar="A.B=C", help="Override one config key; repeat.")
 ]

@@ -17,6 +17,7 @@ from cli.common import (
     SeedOption,
     SetOption,
     StragglersOption,
+    TaskOption,
     load_configs,
     plain_warnings,
     print_config,
@@ -55,6 +56,7 @@ def train(
         str | None, typer.Option("--strategy", metavar="S", help="ddp, zero1, fsdp, hsdp or ps.")
     ] = None,
     config: ConfigOption = None,
+    task: TaskOption = None,
     set_: SetOption = None,
     devices: DevicesOption = None,
     steps: Annotated[
@@ -129,7 +131,8 @@ def train(
         StopFlag(agreed) as stop,
         find_job(coordinator, processes, process_id, join_timeout, stall_timeout, stop) as job,
     ):
-        configs = load_configs(config, set_, strategy, {**flags, "train.seed": seed, "stragglers": stragglers})
+        flags |= {"task": task, "train.seed": seed, "stragglers": stragglers}
+        configs = load_configs(config, set_, strategy, flags)
         if len(configs) > 1:
             raise BadInput(f"--strategy {strategy}: train takes one; compare several with jaxdp bench")
         if print_config_:

@@ -89,6 +89,9 @@ class TaskConfig(Section):
     def arguments(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
+    def __str__(self) -> str:
+        return " ".join((self.function, *(f"{name}={value}" for name, value in self.arguments.items())))
+
 
 class DataConfig(Section):
     """Where tokens come from. `files` and `tokens` read `path`; `tokenizer` is a `tokenizer.json` (bytes if none)."""

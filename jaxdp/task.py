@@ -1,10 +1,11 @@
 """What is trained, as a user provides it: parameters, a loss and data. How it is trained is the config's matter.
 
     def task(width: int = 64) -> Task:                       # `--task my_package.my_module:task --set task.width=128`
-        return Task(init_params=..., loss_sum=..., open_data=...)
+        return from_module(lambda rngs: MyModule(width, rngs), losses, from_arrays({"image": ..., "label": ...}))
 
 Every strategy, the parameter server and the checkpoints know a model through this seam alone; the built-in
-transformer is one more task (`models.language`). `models.module` makes one from an `nnx.Module`.
+transformer is one more task (`models.language`). `from_module` is enough for an `nnx.Module`; a `Task` made by hand may
+have any pytree of parameters, and blocks that are unsharded layer by layer.
 """
 
 import json
@@ -18,6 +19,7 @@ from jaxdp.parameter import Parameter
 
 if TYPE_CHECKING:
     import jax
+    from flax import nnx
 
 Params = Any  # any pytree of float32 arrays: nested dicts, lists, the state of an nnx module
 Batch = Any  # any pytree of arrays whose leading dim counts examples
@@ -112,6 +114,47 @@ class Task:
         leaves = by_path(self.abstract_params)
         made = (Parameter(path, tuple(leaf.shape), in_blocks(path, self.blocks)) for path, leaf in leaves.items())
         return tuple(sorted(made, key=lambda parameter: parameter.path))
+
+
+def from_module(
+    make: "Callable[[nnx.Rngs], nnx.Module]",
+    losses: "Callable[[Any, Batch], jax.Array]",
+    open_data: Callable[[int, int], DataSource],
+    *,
+    unit: str = "examples",
+    units_per_example: int = 1,
+) -> Task:
+    """The task of an `nnx.Module`, which is unsharded whole.
+
+    `losses(module, batch)` gives each example's loss, [B], or each token's, [B, T]. Where the batch is a dict with
+    `weight`, [B], as that of `data.arrays` is, examples of weight 0 do not count. Raises `BadInput` for a module that
+    keeps other state than parameters.
+    """
+    import jax.numpy as jnp
+    from flax import nnx
+
+    graphdef, _, rest = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param, ...)
+    if others := by_path(nnx.to_pure_dict(rest)):
+        raise BadInput(
+            f"task: the module keeps {', '.join(list(others)[:4])}, which is no parameter: such state is neither "
+            "reduced nor saved; leave batch statistics and random streams (dropout) out"
+        )
+
+    def loss_sum(
+        params: Params, batch: Batch, unshard: Unshard, /, *, train: bool = True
+    ) -> "tuple[jax.Array, jax.Array]":
+        values = losses(nnx.merge(graphdef, unshard("", params)), batch).astype(jnp.float32)
+        weight = batch["weight"] if isinstance(batch, Mapping) and "weight" in batch else jnp.ones(len(values))
+        weights = jnp.broadcast_to(weight.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
+        return jnp.sum(values * weights), jnp.sum(weights)
+
+    return Task(
+        init_params=lambda key: nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)), nnx.Param)),
+        loss_sum=loss_sum,
+        open_data=open_data,
+        unit=unit,
+        units_per_example=units_per_example,
+    )
 
 
 def by_path(tree: Any) -> dict[str, Any]:

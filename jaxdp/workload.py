@@ -31,6 +31,15 @@ def user_task(config: Config) -> "Task | None":
     return None if config.task is None else task_of(config, "cpu")
 
 
+def refuse_prediction(config: Config, asked: str) -> None:
+    """The cost model knows the built-in transformer alone; `asked` begins the error's line."""
+    if config.task is not None:
+        raise BadInput(
+            f"{asked}: the cost model knows the built-in transformer only, not {config.task.function}; "
+            "measure it with jaxdp bench --task, or compile it with jaxdp check --task --compile"
+        )
+
+
 def parameters(config: Config) -> tuple[Parameter, ...]:
     """All parameters; the built-in transformer's need no JAX."""
     task = user_task(config)

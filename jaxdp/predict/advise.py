@@ -18,6 +18,7 @@ from jaxdp.predict.tradeoffs import (
     slowdown_crossover,
 )
 from jaxdp.units import bytes_text
+from jaxdp.workload import refuse_prediction
 
 if TYPE_CHECKING:
     from jaxdp.stragglers.delays import Delays
@@ -65,6 +66,7 @@ class Advice:
 
 def advise(config: Config, hardware: Hardware, delays: "Delays | None" = None) -> Advice:
     """Predicts every strategy on the cluster, under the delays of an unevenness SPEC if one is given."""
+    refuse_prediction(config, "advise")
     if delays:
         delays.check(hardware.devices)
     names = possible(config, hardware)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jaxdp.config import Config
 from jaxdp.errors import BadInput
@@ -81,7 +81,8 @@ def examine(config: Config, devices: "list[jax.Device]", hosts: int = 1, rule: S
         if problem.problem in NOTED or abs(problem.found_bytes - problem.planned_bytes) <= negligible:
             notes.append(problem.message)
         else:
-            findings.append(_finding(problem))
+            # How often a user's task unshards its parameters is its own matter.
+            findings.append(_finding(problem, "warning" if config.task else "error"))
     if is_flat(config.strategy):
         findings += _merged_rounds(planned, found)
     return Program(tuple(found), compiled_bytes(compiled), tuple(findings), tuple(notes))
@@ -97,10 +98,10 @@ def _merged_rounds(planned: Sequence[Planned], found: Sequence[Collective]) -> l
     return [Diagnostic("unplanned_collective", "error", message, "make each round depend on the one before", "blocks")]
 
 
-def _finding(problem: Discrepancy) -> Diagnostic:
+def _finding(problem: Discrepancy, severity: Literal["warning", "error"] = "error") -> Diagnostic:
     return Diagnostic(
         "unplanned_collective",
-        "warning" if problem.problem in ("unknown", "rewritten") else "error",
+        "warning" if problem.problem in ("unknown", "rewritten") else severity,
         f"{problem.message} ({problem.where})" if problem.where else problem.message,
         _REMEDY[problem.problem],
         problem.leaves[0] if problem.leaves else None,

@@ -17,6 +17,7 @@ from jaxdp.parameter import PARAMETER_BYTES
 from jaxdp.predict.compute import COMPUTE_BYTES
 from jaxdp.predict.memory_fit import FITTED, SAVED, AdditiveFit, Fit
 from jaxdp.predict.sharding import Shards, mesh_config, mesh_devices, shards, workers
+from jaxdp.workload import refuse_prediction
 
 TOKEN_BYTES, ROW_BYTES = 12, 4  # of a batch: inputs, targets and weights a token, a position a row
 COUNTER_BYTES = 8  # the step's and the optimizer's counters
@@ -82,6 +83,7 @@ def memory(
     config: Config, devices: int, hosts: int = 1, compute_dtype: str | None = None, platform: str = "cpu"
 ) -> Memory:
     """What the step of `config` needs on each of `devices` of a platform ("cpu", "gpu" or "tpu")."""
+    refuse_prediction(config, "memory")
     placed = shards(config, devices, hosts)
     held = sum(leaf.shard_bytes for leaf in placed.leaves)
     sequences = local_sequences(config, devices)

@@ -24,7 +24,8 @@ NO_PROGRAM = ("batch_undivided", "group_undivided", "bad_spec")  # a check may l
 class Report:
     """`ok` when no finding is an error. `parameters` has a row for each leaf; bytes are a device's.
 
-    `compiled` is the program's collectives and memory, where it was compiled.
+    `state_bytes` (parameters, gradients, optimizer) is exact. `memory_bytes` is what a step needs: None for a user's
+    task that was not compiled. `compiled` is the program's collectives and memory, where it was compiled.
     """
 
     devices: int
@@ -32,6 +33,7 @@ class Report:
     parameters: tuple[dict[str, Any], ...]
     memory_bytes: int | None
     compiled: dict[str, Any] | None = None
+    state_bytes: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -42,13 +44,22 @@ class Report:
         """Whether there is a program at all, however slow or large."""
         return all(finding.name not in NO_PROGRAM for finding in self.findings)
 
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What the check cannot say."""
+        if self.memory_bytes is not None or not self.parameters:
+            return ()
+        return ("a step's activations and temporaries (of the user's task: --compile tells)",)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
             "devices": self.devices,
             "findings": [asdict(finding) for finding in self.findings],
             "parameters": list(self.parameters),
+            "state_bytes": self.state_bytes,
             "memory_bytes": self.memory_bytes,
+            "unknown": list(self.unknown),
             "compiled": self.compiled,
             "how": {"memory_bytes": "compiled" if self.compiled else "predicted"},
         }
@@ -75,17 +86,18 @@ def preflight(
         return Report(devices, (group,), (), None)
     placed = shards(config, devices, hosts, rule)
     platform = platform or ("cpu" if memory_bytes is None else "gpu")
-    needed = memory(config, devices, hosts, platform=platform).total
+    state = placed.state_bytes
+    needed = memory(config, devices, hosts, platform=platform).total if config.task is None else None
     findings = (
         *checks.batch(config, devices),
         *checks.blocks(config, devices),
         *(finding for leaf in placed.leaves for finding in checks.specs(leaf, placed)),
         *checks.undivided(config, placed),
         *checks.replicated(config, placed),
-        *checks.memory(config, needed, memory_bytes),
+        *checks.memory(config, needed or state, memory_bytes),
     )
     rows = tuple(_row(leaf) for leaf in placed.leaves)
-    return Report(devices, findings, rows, needed)
+    return Report(devices, findings, rows, needed, state_bytes=state)
 
 
 def require(report: Report, allow: Iterable[str] = ()) -> None:

@@ -52,6 +52,11 @@ class Shards(NamedTuple):
     axes: Mapping[str, int]
     leaves: tuple[Leaf, ...]
 
+    @property
+    def state_bytes(self) -> int:
+        """Of a device: parameters, gradients in their layout, and optimizer state."""
+        return sum(2 * leaf.shard_bytes + leaf.optimizer_shard_bytes for leaf in self.leaves)
+
 
 def optimizer_slots(optim: OptimConfig) -> int:
     """Optimizer arrays of a parameter's shape: two for AdamW, one for SGD with momentum, else none."""

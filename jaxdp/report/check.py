@@ -38,7 +38,11 @@ def print_check(report: Report, strategy: str, allowed: frozenset[str]) -> None:
     if report.parameters:
         console.print(table)
         how = "as compiled" if report.compiled else "estimated"
-        console.print(f"a step needs about {bytes_text(report.memory_bytes)} a device ({how})")
+        known = report.memory_bytes is not None
+        step = f"a step needs about {bytes_text(report.memory_bytes)} ({how})" if known else "a step needs more"
+        console.print(f"state of {bytes_text(report.state_bytes)} per device (exact); {step}")
+    for unknown in report.unknown:
+        console.print(f"unknown: {unknown}")
     if report.compiled:
         for row in report.compiled["collectives"]:
             console.print(f"compiled: {row['count']} {row['kind']}, {bytes_text(row['bytes'])} sent a device and step")

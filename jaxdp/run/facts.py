@@ -185,6 +185,7 @@ def settings(run: Run, xla_flags: tuple[str, ...]) -> dict[str, Any]:
     train = run.config.train
     return {
         **run.recipe.task.settings,
+        **({"task": str(run.config.task), "unit": run.recipe.task.unit} if run.config.task else {}),
         "compute_dtype": np.dtype(run.recipe.compute_dtype).name,
         "global_batch": train.global_batch,
         "accumulation": train.accumulation,

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jaxdp.config import Config
+from jaxdp.workload import unit, units_per_batch
 
 PACKAGES = ("jaxdp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "ray")
 
@@ -25,7 +26,9 @@ def provenance(
     """Everything needed to judge or repeat a run, as strict JSON."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config": config.model_dump(),
+        "config": config.model_dump(exclude={"model", "data"} if config.task else {"task"}),
+        "unit": unit(config),
+        "tokens_per_step": units_per_batch(config),
         "devices": [{"id": d.id, "kind": d.device_kind, "platform": d.platform} for d in devices],
         "processes": jax.process_count(),
         "data": data,

@@ -17,6 +17,7 @@ from jaxdp.predict.sharding import workers
 from jaxdp.stragglers import delays
 from jaxdp.strict_json import to_json
 from jaxdp.sweep.spec import Choice, SweepSpec, axes_of
+from jaxdp.workload import user_task
 
 MAX_RUNS = 10_000
 
@@ -155,7 +156,7 @@ def _cell(
 def _predicted(config: Config, hardware: Hardware, uneven: delays.Delays) -> dict[str, Any] | None:
     """The cost model's row, unless it could only be made to fit with more microbatches than the cell has."""
     name = config.strategy.name
-    if name not in possible(config, hardware):
+    if config.task or name not in possible(config, hardware):
         return None
     row = evaluate(config, hardware, name, uneven or None)
     return row.to_json() if row.accumulation == config.train.accumulation else None
@@ -213,7 +214,8 @@ def _open_data(cells: Sequence[SweepPoint]) -> None:
     seen = set()
     for cell in cells:
         config = cell.config
-        kind = (config.data, config.model.vocab, config.model.context, config.train.seed)
+        kind = config.task or (config.data, config.model.vocab, config.model.context, config.train.seed)
         if kind not in seen:
             seen.add(kind)
-            open_corpus(config)
+            if user_task(config) is None:
+                open_corpus(config)

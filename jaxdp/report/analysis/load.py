@@ -204,6 +204,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _tokens_per_step(record: Settings) -> int | None:
+    if isinstance(known := record.get("tokens_per_step"), int):
+        return known
     config = _mapping(record.get("config"))
     batch, context = _mapping(config.get("train")).get("global_batch"), _mapping(config.get("model")).get("context")
     return batch * context if isinstance(batch, int) and isinstance(context, int) else None
