@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from jaxdp.config import Config, build
-from jaxdp.data.pipeline import open_data
 from jaxdp.errors import BadInput
 from jaxdp.server.run import ServerRun
 from jaxdp.task import by_path
+from jaxdp.workload import open_data
 
 ray = pytest.importorskip("ray")
 
@@ -65,8 +65,9 @@ def applied(records: list[Any]) -> list[tuple[int, int]]:
     return [(record.worker, record.sequence) for record in records if record.applied]
 
 
-def test_sync_on_a_cluster_equals_sync_on_threads() -> None:
-    setting = config(policy="sync")
+@pytest.mark.parametrize("task", [None, "tests.task_cases:module"])
+def test_sync_on_a_cluster_equals_sync_on_threads(task: str | None) -> None:
+    setting = build({**config(policy="sync").model_dump(exclude_none=True), **({"task": task} if task else {})})
     threads = setting.model_copy(update={"server": setting.server.model_copy(update={"engine": "threads"})})
     with server_run(setting) as on_ray, server_run(threads) as here:
         on_ray.start()
