@@ -114,7 +114,7 @@ def _list(spec: "SweepSpec", cells: "list[SweepPoint]", json_: bool) -> None:
 def _outcome_text(row: "SweepRow") -> str:
     if row.result is None:
         return f"{row.status}: {row.reason}"
-    return f"{row.result['tokens_per_second']:,.0f} tokens/s ({row.seconds:.0f} s)"
+    return f"{row.result['tokens_per_second']:,.0f} {row.result.get('unit', 'tokens')}/s ({row.seconds:.0f} s)"
 
 
 def _remaining_text(seconds: float | None) -> str:

@@ -167,6 +167,13 @@ def test_a_command_says_awkward_values_and_a_users_file_whole(write: Write, tmp_
     assert str(tmp_path / "mine.toml") not in cell.arguments
 
 
+def test_a_task_and_its_arguments_are_swept(write: Write) -> None:
+    text = HEAD + '[set]\ntask = "tests.task_cases:module"\n[axes]\n"task.width" = [4, 8]\n'
+    cells = cells_of(write(text))
+    assert {cell.config.task and cell.config.task.arguments["width"] for cell in cells} == {4, 8}
+    assert all(config_of(cell.arguments) == cell.config and cell.refusal is None for cell in cells)
+
+
 def test_a_key_depends_on_what_is_measured_and_on_nothing_else(write: Write) -> None:
     def keys(text: str) -> set[str]:
         return {run.key for run in in_order(cells_of(write(text)), 1)}

@@ -39,16 +39,17 @@ def print_rows(name: str, rows: Sequence[SweepRow]) -> None:
     console, table = _table(f"{name}: {SCALING[rows[0].scaling]}")
     columns = list(rows[0].cell)
     predicted = any(row.predicted for row in rows)
+    rate = f"{next((row.result['unit'] for row in rows if row.result and 'unit' in row.result), 'tokens')}/s"
     for column in (
         *columns,
         "batch",
         "repeat",
         "status",
-        "tokens/s",
+        rate,
         "step time",
         *(["predicted"] if predicted else []),
     ):
-        table.add_column(column, no_wrap=True, justify="right" if column in ("tokens/s", "step time") else "left")
+        table.add_column(column, no_wrap=True, justify="right" if column in (rate, "step time") else "left")
     places = {row.key.partition(".")[0]: place for place, row in reversed(list(enumerate(rows)))}
     for row in sorted(rows, key=lambda row: (places[row.key.partition(".")[0]], row.repeat)):
         found = row.result

@@ -177,7 +177,7 @@ def _resized(hardware: Hardware, devices: int) -> Hardware | None:
 def _hash(spec: SweepSpec, config: Config, devices: int) -> str:
     """Of everything that a cell's figures depend on."""
     what = {
-        "config": config.model_dump(),
+        "config": config.model_dump(exclude=None if config.task else {"task"}),
         "devices": devices,
         "steps": spec.steps,
         "warmup": spec.warmup,
@@ -197,7 +197,7 @@ def _arguments(spec: SweepSpec, base: Config, config: Config, devices: int) -> l
     words += ["--steps", str(spec.steps), "--warmup", str(spec.warmup)]
     before = dotted(base.model_dump())
     for key, value in dotted(config.model_dump()).items():
-        if value != before[key] and key != "strategy.name":
+        if value != before.get(key) and key != "strategy.name":
             words += ["--set", _override(key, value)]
     return [*words, *(word for name in spec.allow for word in ("--allow", name)), "--json", "--quiet"]
 
