@@ -164,7 +164,7 @@ def by_path(tree: Any) -> dict[str, Any]:
     leaves = jax.tree.leaves_with_path(tree)
     table = {path_text(path): leaf for path, leaf in leaves}
     if len(table) != len(leaves):
-        raise BadInput("two leaves of the parameters have the same path; a key must not contain a dot")
+        raise BadInput("two leaves of the state have the same path; a key must not contain a dot")
     return table
 
 

@@ -378,7 +378,7 @@ def test_nothing_is_ever_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_leaves_that_share_a_path_are_not_confused(tmp_path: Path):
-    with Checkpoints(tmp_path) as checkpoints, pytest.raises(ValueError, match="same path"):
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(BadInput, match="same path"):
         checkpoints.save(0, {"a.b": np.ones(2), "a": {"b": np.zeros(2)}}, {})
 
 

@@ -32,6 +32,7 @@ from jaxdp.run import manifest as manifests
 from jaxdp.run.folder import remove
 from jaxdp.run.manifest import Manifest, step_folder
 from jaxdp.strict_json import plain, sync_folder
+from jaxdp.task import by_path
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class Checkpoints:
             return False
         if step == self._newest:
             return False
-        leaves = _table(state)
+        leaves = by_path(state)
         described = {path: _described(leaf) for path, leaf in leaves.items()}
         partial = self.directory / f"saving-{step:08d}"
         processes.on_first(lambda: self._make_room(step, partial))
@@ -114,7 +115,7 @@ class Checkpoints:
         checkpoint. Other leaves, shapes or dtypes, or metadata other than `must_match`, are refused.
         """
         self.wait()
-        leaves = _table(target)
+        leaves = by_path(target)
         found = processes.on_first(lambda: self._matching(step, leaves, must_match or {}))
         if found is None:
             return None
@@ -266,15 +267,6 @@ def _quiet_orbax() -> None:
             report(unraisable)
 
     sys.unraisablehook = hook
-
-
-def _table(tree: Any) -> dict[str, Any]:
-    """The leaves by path, such as "params.blocks.qkv", in the tree's order."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    table = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-    if len(table) != len(leaves):
-        raise ValueError("two leaves of the state have the same path; a key must not contain a dot")
-    return table
 
 
 def _described(leaf: Any) -> str:
