@@ -98,6 +98,11 @@ def modules(package: str) -> Iterator[Path]:
     return (path for path in sorted((ROOT / package).rglob("*.py")) if "configs" not in path.parts)
 
 
+def files(name: str) -> list[Path]:
+    """A room's modules, or the one of that name."""
+    return [*modules(f"jaxdp/{name}")] or [ROOT / "jaxdp" / f"{name}.py"]
+
+
 def imports(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -117,7 +122,7 @@ def test_jaxdp_knows_neither_sims_nor_cli() -> None:
 
 @pytest.mark.parametrize("room", BELOW)
 def test_a_room_imports_only_what_lies_below(room: str) -> None:
-    for path in [*modules(f"jaxdp/{room}")] or [ROOT / "jaxdp" / f"{room}.py"]:
+    for path in files(room):
         for name in imports(path):
             parts = name.split(".")
             if parts[0] == "jaxdp" and len(parts) > 1:
@@ -125,10 +130,10 @@ def test_a_room_imports_only_what_lies_below(room: str) -> None:
 
 
 def test_the_top_level_modules_import_no_room() -> None:
-    for name in TOP:
-        for other in imports(ROOT / "jaxdp" / f"{name}.py"):
-            parts = other.split(".")
-            assert parts[0] != "jaxdp" or len(parts) == 1 or parts[1] in {*TOP, "stragglers"}, f"{name} imports {other}"
+    for path in [path for name in TOP for path in files(name)]:
+        for name in imports(path):
+            parts = name.split(".")
+            assert parts[0] != "jaxdp" or len(parts) == 1 or parts[1] in {*TOP, "stragglers"}, f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("module", NO_JAX)
