@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp.stragglers.delays import read_trace
+from jaxdp.stragglers.trace import read_trace
 from sims.outcome import Outcome
 from sims.replay import replay, slowdown_alone
 from sims.results import simulate, summary

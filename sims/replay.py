@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.stragglers.delays import Delays, read_trace
-from jaxdp.stragglers.spec import Model
+from jaxdp.stragglers.delays import Delays
+from jaxdp.stragglers.spec import make_delay
+from jaxdp.stragglers.trace import read_trace
 from sims import barrier, server
 from sims.results import Result
 from sims.scenario import Scenario
@@ -24,7 +25,7 @@ def replay(path: str) -> dict[str, Any]:
     seconds = read_trace(path)
     steps, workers = seconds.shape
     means_s = seconds.mean(axis=0).tolist()
-    delays = Delays((Model("trace", {}, {"file": path}, None, "trace"),))
+    delays = Delays((make_delay("trace", {"file": path}),))
     rows = [_row(strategy, workers, steps, delays) for strategy in _strategies(workers)]
     ddp = rows[0]["worker_steps_per_second"]
     return {

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from jaxdp.errors import BadInput
 from jaxdp.stragglers import draws
-from jaxdp.stragglers.delays import Delays, parse, read_trace
-from jaxdp.stragglers.spec import KEYS
+from jaxdp.stragglers.delays import parse
+from jaxdp.stragglers.models import DELAY_MODELS, Number
+from jaxdp.stragglers.trace import read_trace
 
 HARMONIC = {n: sum(1 / k for k in range(1, n + 1)) for n in (8, 32, 64, 256)}
 
@@ -60,15 +61,18 @@ def test_no_text_makes_the_parser_fail_otherwise(spec: str) -> None:
         assert "\n" not in str(error).replace(spec, "")
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", DELAY_MODELS)
 def test_a_models_text_parses_to_the_same_model(name: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("step,0,1,2\n0,1,2,3\n")
-    arguments = [f"{key}=1.5" if limits.most > 1 else f"{key}=0.5" for key, limits in KEYS[name].items()]
-    arguments += [f"file={trace}"] if name == "trace" else []
-    (model,) = parse(f"{name}({','.join([*arguments, 'worker=2'])})").models
-    assert parse(str(model)).models == (model,)
-    assert model.worker == 2
+    values = {
+        key: (1.5 if kind.most > 1 else 0.5) if isinstance(kind, Number) else str(trace)
+        for key, kind in DELAY_MODELS[name].keys.items()
+    }
+    arguments = ",".join(f"{key}={value}" for key, value in values.items())
+    (delay,) = parse(f"{name}({arguments},worker=2)").delays
+    assert parse(str(delay)).delays == (delay,)
+    assert (delay.values, delay.worker) == (values, 2)
 
 
 def seconds(spec: str, workers: int, steps: int, base_s: float = 0.0, seed: int = 0) -> np.ndarray:
@@ -240,9 +244,7 @@ def test_bad_traces_are_refused_with_their_line(content: str, tmp_path: Path) ->
 def test_a_slower_worker_never_makes_the_slowest_faster(one: float, other: float, n: int) -> None:
     low, high = sorted((one, other))
     slowest = [
-        Delays(parse(f"lognormal(sigma=.3),persistent(factor={factor},worker=0)").models)
-        .expected(n, 1.0, 200)
-        .slowest_s
+        parse(f"lognormal(sigma=.3),persistent(factor={factor},worker=0)").expected(n, 1.0, 200).slowest_s
         for factor in (low, high)
     ]
     assert slowest[0] <= slowest[1]

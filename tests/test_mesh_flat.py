@@ -15,7 +15,7 @@ from jaxdp.models.shapes import parameters
 from jaxdp.predict.discrepancies import compare
 from jaxdp.predict.sharding import shards
 from jaxdp.predict.traffic import planned_collectives
-from jaxdp.stragglers import latency
+from jaxdp.stragglers import injector
 from jaxdp.strategies.flat_layout import flat_layout
 
 # 6 blocks; 2, 3, 4 and 6 divide every size, 5 needs padding.
@@ -103,12 +103,7 @@ def test_flattening_is_undone(devices):
 def test_injected_latency_is_paid_once_a_round_on_every_device(unit, monkeypatch):
     """2 unsplit blocks on 2 devices: each fetched forward and backward, its gradients returned once."""
     slept = []
-
-    def sleep(seconds, _):
-        slept.append(seconds)
-        return np.zeros((), np.float32)
-
-    monkeypatch.setattr(latency, "_sleep", sleep)
+    monkeypatch.setattr(injector, "sleep", slept.append)
     _, _, plain = build_step(config(unit, layers=2), jax.devices()[:2])
     _, _, late = build_step(config(unit, latency_s=0.02, layers=2), jax.devices()[:2])
     expected, reference = plain.step(plain.init(0), plain.put(batch()))

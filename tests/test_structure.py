@@ -26,7 +26,7 @@ TOP = {
     "suggest",
 }
 BELOW = {
-    "stragglers": {"data"},
+    "stragglers": set(),
     "strategies": {"hlo", "models"},
     "data": set(),
     "models": {"data"},

@@ -12,7 +12,7 @@ from jaxdp.mesh.flat import flat_recipe, flat_rule
 from jaxdp.mesh.layout import Layout, make_layout
 from jaxdp.mesh.step import MeshStep, make_step
 from jaxdp.recipe import Recipe, TrainState, make_recipe
-from jaxdp.stragglers.step_pace import StepPace
+from jaxdp.stragglers.in_step import DeviceClocks
 from jaxdp.strategies.flat_layout import is_flat
 from jaxdp.strategies.rules import STRATEGIES, ShardRule, axis_sizes
 from jaxdp.task import Batch
@@ -37,7 +37,7 @@ def build_step(
     devices: Sequence[jax.Device],
     hosts: int = 1,
     rule: ShardRule | None = None,
-    pace: StepPace | None = None,
+    clocks: DeviceClocks | None = None,
 ) -> tuple[Recipe, Layout, MeshStep]:
     """The recipe, layout and functions of the config's strategy, or of another rule, on these devices."""
     mesh = make_mesh(axis_sizes(config.strategy, len(devices), hosts), devices)
@@ -48,7 +48,7 @@ def build_step(
     layout = make_layout(recipe, rule, mesh)
     skip = config.train.on_nonfinite == "skip"
     latency_s = config.strategy.round_latency_s
-    return recipe, layout, make_step(recipe, layout, config.train.accumulation, skip, pace, latency_s)
+    return recipe, layout, make_step(recipe, layout, config.train.accumulation, skip, clocks, latency_s)
 
 
 def abstract_state(recipe: Recipe, layout: Layout) -> TrainState:

@@ -19,7 +19,7 @@ from jaxdp.models.shapes import parameters
 from jaxdp.optim import make_tx
 from jaxdp.parameter import Parameter
 from jaxdp.recipe import Recipe
-from jaxdp.stragglers.latency import after_latency
+from jaxdp.stragglers.in_step import sleep_before
 from jaxdp.strategies.flat_layout import FlatLayout, flat_layout
 from jaxdp.strategies.rules import DATA_AXIS, ShardRule, Specs
 from jaxdp.task import Batch, Params, Unshard
@@ -150,7 +150,7 @@ def _round(sent: jax.Array, before: list[jax.Array], latency_s: float) -> jax.Ar
     if before:
         # Never true for finite parameters, and a NaN would spread through the loss anyhow.
         sent += jnp.where(jnp.isnan(before[-1][0]), jnp.nan, 0.0).astype(sent.dtype)
-    return jax.lax.psum(after_latency(sent, latency_s), DATA_AXIS)
+    return jax.lax.psum(sleep_before(sent, latency_s), DATA_AXIS)
 
 
 def _flat_tx(config: Config, unit: FlatUnit, decaying: Collection[str]) -> optax.GradientTransformation:

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdp.mesh.layout import Layout, spec_axes
 from jaxdp.mesh.unshard import make_unshard
 from jaxdp.recipe import Recipe, TrainState
-from jaxdp.stragglers.step_pace import StepPace, note_start, sleep_rest
+from jaxdp.stragglers.in_step import DeviceClocks, note_start, sleep_rest
 from jaxdp.task import Batch, Params
 
 
@@ -65,11 +65,11 @@ def make_step(
     layout: Layout,
     accumulation: int = 1,
     skip_nonfinite: bool = False,
-    pace: StepPace | None = None,
+    clocks: DeviceClocks | None = None,
     round_latency_s: float = 0.0,
 ) -> MeshStep:
     """The functions of a recipe in a layout; a device's part of the batch is taken in `accumulation` microbatches."""
-    gradients = make_gradients(recipe, layout, accumulation, pace, round_latency_s)
+    gradients = make_gradients(recipe, layout, accumulation, clocks, round_latency_s)
     update = make_update(recipe, layout)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
@@ -94,7 +94,7 @@ def make_step(
 
 
 def make_gradients(
-    recipe: Recipe, layout: Layout, accumulation: int, pace: StepPace | None = None, round_latency_s: float = 0.0
+    recipe: Recipe, layout: Layout, accumulation: int, clocks: DeviceClocks | None = None, round_latency_s: float = 0.0
 ) -> Any:
     """(params, batch) -> `Sums` over the global batch, the gradients in the optimizer's layout."""
     task = recipe.task
@@ -113,11 +113,11 @@ def make_gradients(
 
         nothing = _vary(jnp.zeros(()), layout.axes)
         zeros = Sums(jax.tree.map(jnp.zeros_like, params), nothing, nothing)
-        if pace is not None:
-            batch = note_start(pace, batch, layout.axes)
+        if clocks is not None:
+            batch = note_start(clocks, batch, layout.axes)
         sums = accumulate(micro, zeros, batch, accumulation)
-        if pace is not None:
-            sums = sums._replace(loss=sleep_rest(pace, sums.loss, sums.grads, layout.axes))
+        if clocks is not None:
+            sums = sums._replace(loss=sleep_rest(clocks, sums.loss, sums.grads, layout.axes))
         return _reduce(sums, layout)
 
     return jax.shard_map(

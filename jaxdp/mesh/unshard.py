@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxdp.errors import BadInput
-from jaxdp.stragglers.latency import after_latency
+from jaxdp.stragglers.in_step import sleep_before
 from jaxdp.task import Params, Unshard, by_path, in_blocks, path_text
 
 
@@ -66,7 +66,7 @@ def unshard_leaf(
 
     The gradient goes back in float32: cast first, then summed and scattered over the same axes.
     """
-    full = after_latency(shard.astype(compute_dtype), latency_s)
+    full = sleep_before(shard.astype(compute_dtype), latency_s)
     for dim, axis in enumerate(spec):
         if axis is not None:
             full = jax.lax.all_gather(full, axis, axis=dim, tiled=True)
@@ -82,7 +82,7 @@ def _forward(
 def _backward(
     spec: PartitionSpec, compute_dtype: jax.typing.DTypeLike, latency_s: float, _: None, cotangent: jax.Array
 ) -> tuple[jax.Array]:
-    gradient = after_latency(cotangent.astype(jnp.float32), latency_s)
+    gradient = sleep_before(cotangent.astype(jnp.float32), latency_s)
     for dim, axis in enumerate(spec):
         if axis is not None:
             gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=dim, tiled=True)

@@ -231,9 +231,9 @@ def extra(run: Run) -> dict[str, Any]:
         server = run.config.server
         chosen = {"engine": server.engine, "workers": run.workers, "policy": server.policy}
         return {**chosen, "correction": server.correction, **run.loop.metrics.summary()}
-    if run.pace is None:
+    if run.clocks is None:
         return {}
-    rows = sorted(row for part in processes.gather(run.pace.summary()) for row in part)
+    rows = sorted(row for part in processes.gather(run.clocks.summary()) for row in part)
     return {"intended_step_s": [row[1] for row in rows], "realised_step_s": [row[2] for row in rows]}
 
 

@@ -14,7 +14,7 @@ from jaxdp.mesh.compile import abstract_batch, abstract_state, build_step
 from jaxdp.recipe import TrainState
 from jaxdp.records import StepRecord, Window
 from jaxdp.stragglers import delays
-from jaxdp.stragglers.step_pace import StepPace
+from jaxdp.stragglers.in_step import DeviceClocks
 from jaxdp.task import DataSource
 from jaxdp.timeline import Span
 from jaxdp.workload import units_per_batch
@@ -41,8 +41,8 @@ class MeshRun:
         self.data = data
         self.devices = list(devices)
         self.arrivals = arrivals
-        self.pace = _pace(config, self.devices, spans, arrivals)
-        self.recipe, self.layout, self.functions = build_step(config, devices, hosts, pace=self.pace)
+        self.clocks = _clocks(config, self.devices, spans, arrivals)
+        self.recipe, self.layout, self.functions = build_step(config, devices, hosts, clocks=self.clocks)
         self.rows = self.layout.local_rows(config.train.global_batch)
         self.compile_s = 0.0
         self.compiled: Any = None
@@ -61,9 +61,9 @@ class MeshRun:
         """Begins from a state in this layout, or from the seed's initial values; a server's snapshot means nothing."""
         self.state = self.functions.init(self.config.train.seed) if state is None else state
         self.next_step = int(self.state.step)
-        if self.pace:
+        if self.clocks:
             processes.gather("the same moment")
-            self.pace.restart(self.next_step)
+            self.clocks.restart(self.next_step)
 
     @property
     def started(self) -> TrainState:
@@ -114,15 +114,15 @@ class MeshRun:
         return total / units
 
     def _spans(self) -> list[Span]:
-        if self.pace is None or self.pace.spans is None:
+        if self.clocks is None or not self.clocks.keep_spans:
             return []
-        parts = processes.gather([astuple(span) for span in self.pace.take_spans()])
+        parts = processes.gather([astuple(span) for span in self.clocks.take_spans()])
         return [Span(*values) for part in parts for values in part]
 
     def _arrivals_s(self) -> list[tuple[float, ...]]:
-        if self.pace is None or not self.arrivals:
+        if self.clocks is None or not self.arrivals:
             return []
-        return list(zip(*processes.gather(self.pace.take_arrivals()), strict=True))
+        return list(zip(*processes.gather(self.clocks.take_arrivals()), strict=True))
 
     def close(self) -> None:
         """Lets go of the state."""
@@ -144,15 +144,15 @@ class MeshRun:
         ]
 
 
-def _pace(config: Config, devices: Sequence[jax.Device], spans: bool, arrivals: bool) -> StepPace | None:
+def _clocks(config: Config, devices: Sequence[jax.Device], spans: bool, arrivals: bool) -> DeviceClocks | None:
     """The delays of a mesh's devices; a compiled step of an accelerator cannot be held back from inside."""
-    found = delays.parse(config.stragglers, config.train.seed, "stragglers")
-    if not found and not spans and not arrivals:
+    uneven = delays.parse(config.stragglers, config.train.seed, "stragglers")
+    if not uneven and not spans and not arrivals:
         return None
-    found.check(len(devices))
-    if devices[0].platform != "cpu" and (found or spans):
-        asked = "stragglers" if found else "--trace"
+    uneven.check(len(devices))
+    if devices[0].platform != "cpu" and (uneven or spans):
+        asked = "stragglers" if uneven else "--trace"
         raise BadInput(f"{asked}: a mesh strategy's steps are delayed and traced on host devices only; try --profile")
-    if found.failing:
+    if uneven.failing:
         raise BadInput("stragglers: fail(...) would end a synchronous run; it is for the parameter server and `sim`")
-    return StepPace(found, spans)
+    return DeviceClocks(uneven, spans)

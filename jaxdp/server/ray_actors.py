@@ -16,7 +16,7 @@ from jaxdp.server.partition import Leaves
 from jaxdp.server.shard_plan import ShardPlan, tree_like
 from jaxdp.server.worker import Worker, rows_per_worker
 from jaxdp.stragglers import delays as delay_models
-from jaxdp.stragglers.pacing import Pacer
+from jaxdp.stragglers.injector import Injector
 from jaxdp.task import by_path
 from jaxdp.workload import open_data
 
@@ -79,7 +79,7 @@ class WorkerActor:
         self._worker = Worker(config, recipe, ShardPlan(recipe, config.server.shards), devices)
         self._worker.compile(self._rows(0))
         delays = delay_models.parse(config.stragglers, config.train.seed, "stragglers")
-        self._pacer = Pacer(delays, index, time.perf_counter(), _sleep)
+        self._injector = Injector(delays)
 
     def ready(self) -> bool:
         return True
@@ -87,19 +87,19 @@ class WorkerActor:
     def step(self, sequence: int, at_s: float, *parts: Leaves) -> tuple[Any, ...]:
         """What is to be told of a step begun `at_s` into the run, then the gradient's part for each server shard."""
         start_s = time.perf_counter()
-        self._pacer.origin_s = start_s - at_s
+        self._injector.origin_s = start_s - at_s
         params = self._worker.load(parts)
-        self._pacer.link(time.perf_counter() - start_s)
+        self._injector.slow_link(self._index, time.perf_counter() - start_s)
         loaded_s = time.perf_counter()
         batch = self._rows(sequence)
         rows_s = time.perf_counter()
         sums = self._worker.gradient(params, batch)
-        intended_s, down = self._pacer.hold(sequence, loaded_s)
+        intended_s, down = self._injector.hold(self._index, sequence, loaded_s)
         computed_s = time.perf_counter()
         if down:
-            self._pacer.recover()
+            self._injector.recover(self._index)
         gradient = self._worker.to_host(sums)
-        self._pacer.link(time.perf_counter() - computed_s)
+        self._injector.slow_link(self._index, time.perf_counter() - computed_s)
         told = {
             "loss": gradient.loss,
             "tokens": gradient.tokens,
@@ -114,8 +114,3 @@ class WorkerActor:
 
     def _rows(self, sequence: int) -> Any:
         return self._data.rows(sequence, self._index * self._count, self._count)
-
-
-def _sleep(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False

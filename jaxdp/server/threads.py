@@ -20,7 +20,7 @@ from jaxdp.server.metrics import Spans
 from jaxdp.server.shards import LocalShards, Reading
 from jaxdp.server.worker import Worker
 from jaxdp.stragglers.delays import Delays
-from jaxdp.stragglers.pacing import Pacer
+from jaxdp.stragglers.injector import Injector
 
 JOIN_S = 10.0
 POLL_S = 0.2  # how often a waiting thread looks whether the run is over
@@ -116,7 +116,7 @@ class _Member:
         self.beat_s = time.perf_counter()
         self._inbox = inbox
         self._closing = closing
-        self._pacer = Pacer(delays, index, origin_s, self._sleep)
+        self._injector = Injector(delays, self._sleep, origin_s)
         self._threads: list[threading.Thread] = []
 
     def start(self, pipeline: bool) -> None:
@@ -187,7 +187,7 @@ class _Member:
         start_s = time.perf_counter()
         params = self.worker.load(grant.reading.parts)
         grant.reading.release()
-        self._pacer.link(time.perf_counter() - start_s)
+        self._injector.slow_link(self.index, time.perf_counter() - start_s)
         spans = Spans(asked_s)
         spans.pull_s = (start_s, time.perf_counter())
         return grant, params, spans
@@ -199,11 +199,11 @@ class _Member:
         batch = self.rows(grant.sequence, self.index)
         spans.data_wait_s = time.perf_counter() - start_s
         sums = self.worker.gradient(params, batch)
-        spans.target_s, down = self._pacer.hold(grant.sequence, start_s)
+        spans.target_s, down = self._injector.hold(self.index, grant.sequence, start_s)
         spans.compute_s = (start_s, time.perf_counter())
         if down:
             self._inbox.put(Left(self.index, None))
-            self._pacer.recover()
+            self._injector.recover(self.index)
             return None
         return grant, sums, spans
 
@@ -211,7 +211,7 @@ class _Member:
         grant, sums, spans = computed
         start_s = time.perf_counter()
         payload = self.worker.to_host(sums)
-        self._pacer.link(time.perf_counter() - start_s)
+        self._injector.slow_link(self.index, time.perf_counter() - start_s)
         spans.push_s = (start_s, time.perf_counter())
         self._inbox.put(Arrived(self.index, grant.sequence, grant.version, payload, spans, asks))
         return True

@@ -5,6 +5,7 @@ Adding a worker, a step or a cause changes no other draw, and any block of draws
 """
 
 import hashlib
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +15,29 @@ _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)
 _HALF = np.uint64(32)
 _LOW_HALF = np.uint64(2**32 - 1)
+
+
+class Draws(NamedTuple):
+    """The draws of one cause. `workers` and `steps` are numbers or arrays, the result is [steps, workers]."""
+
+    seed: int
+    cause: str
+
+    def of(self, part: str) -> "Draws":
+        """Independent draws for a part of the cause."""
+        return Draws(self.seed, f"{self.cause}/{part}")
+
+    def uniform(self, workers: ArrayLike, steps: ArrayLike) -> np.ndarray:
+        """Strictly between 0 and 1."""
+        return uniform(self.seed, self.cause, workers, steps)
+
+    def exponential(self, workers: ArrayLike, steps: ArrayLike) -> np.ndarray:
+        """Of mean 1."""
+        return exponential(self.seed, self.cause, workers, steps)
+
+    def normal(self, workers: ArrayLike, steps: ArrayLike) -> np.ndarray:
+        """Of mean 0 and standard deviation 1."""
+        return normal(self.seed, self.cause, workers, steps)
 
 
 def uniform(seed: int, cause: str, workers: ArrayLike, steps: ArrayLike) -> np.ndarray:
