@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+from jaxdp.policies import SERVER_POLICIES, option_summary
+
 EngineOption = Annotated[
     str | None, typer.Option("--engine", metavar="threads|ray", help="Where the workers run.", rich_help_panel="Server")
 ]
@@ -12,19 +14,17 @@ WorkersOption = Annotated[
 ]
 PolicyOption = Annotated[
     str | None,
-    typer.Option(
-        "--policy", metavar="async|ssp|sync|backup|softsync", help="When pushes apply.", rich_help_panel="Server"
-    ),
+    typer.Option("--policy", metavar="|".join(SERVER_POLICIES), help="When pushes apply.", rich_help_panel="Server"),
 ]
 BoundOption = Annotated[
     int | None,
-    typer.Option("--bound", min=0, help="ssp: how many steps ahead a worker may be.", rich_help_panel="Server"),
+    typer.Option("--bound", min=0, help=option_summary("bound"), rich_help_panel="Server"),
 ]
 BackupsOption = Annotated[
-    int | None, typer.Option("--backups", min=0, help="backup: late workers not waited for.", rich_help_panel="Server")
+    int | None, typer.Option("--backups", min=0, help=option_summary("backups"), rich_help_panel="Server")
 ]
 GroupOption = Annotated[
-    int | None, typer.Option("--group", min=1, help="softsync: pushes an update.", rich_help_panel="Server")
+    int | None, typer.Option("--group", min=1, help=option_summary("group"), rich_help_panel="Server")
 ]
 CorrectionOption = Annotated[
     str | None,

@@ -18,6 +18,7 @@ from cli.common import (
     print_json,
     say,
 )
+from cli.server_options import BackupsOption, BoundOption, GroupOption, PolicyOption
 from jaxdp.errors import BadInput
 from jaxdp.strict_json import plain
 
@@ -31,14 +32,6 @@ if TYPE_CHECKING:
 class Queue(StrEnum):
     fifo = "fifo"
     shared = "shared"
-
-
-class PolicyChoice(StrEnum):
-    async_ = "async"
-    ssp = "ssp"
-    sync = "sync"
-    backup = "backup"
-    softsync = "softsync"
 
 
 class CorrectionChoice(StrEnum):
@@ -85,10 +78,10 @@ def sim(
     ] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", metavar="K", help="Seeds to average over.")] = None,
     seed: SeedOption = None,
-    policy: Annotated[PolicyChoice | None, typer.Option("--policy", help="Of the parameter server.")] = None,
-    bound: Annotated[int | None, typer.Option("--bound", help="Of policy ssp.")] = None,
-    backups: Annotated[int | None, typer.Option("--backups", help="Of backup, or of policy backup.")] = None,
-    group: Annotated[int | None, typer.Option("--group", help="Of policy softsync.")] = None,
+    policy: PolicyOption = None,
+    bound: BoundOption = None,
+    backups: BackupsOption = None,
+    group: GroupOption = None,
     period: Annotated[int | None, typer.Option("--period", help="Of local_sgd: steps between averages.")] = None,
     correction: Annotated[CorrectionChoice | None, typer.Option("--correction", help="For stale gradients.")] = None,
     server_shards: Annotated[int | None, typer.Option("--server-shards", help="Shards of the server.")] = None,
@@ -160,7 +153,7 @@ def sim(
         "until_loss": until_loss,
     }
     options = {
-        "policy": policy and policy.value,
+        "policy": policy,
         "bound": bound,
         "backups": backups,
         "group": group,

@@ -40,6 +40,12 @@ def text(key: str, value: Any) -> str:
     return value
 
 
+def texts(key: str, values: Any) -> Sequence[str]:
+    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
+        raise BadInput(f"{key}: expected a list of texts, not {values!r}")
+    return values
+
+
 def refuse_unknown(values: Iterable[str], known: Sequence[str], prefix: str = "") -> None:
     for key in values:
         if key not in known:

@@ -11,6 +11,7 @@ import numpy as np
 
 import jaxdp
 from jaxdp.errors import BadInput
+from jaxdp.registry import load_plugins
 from jaxdp.stragglers.delays import Delays, parse
 from sims import checks
 from sims.strategy import Strategy, give_options, parse_strategy
@@ -36,7 +37,7 @@ class Scenario:
     A step is one global batch: n workers' gradients, whatever the strategy. Compute times and
     the network can come from the cost model (`hardware`: a preset or file, for the config `train`) or from the
     folder of a measured `run`; what is given beside wins. `learning_rates` (a grid, by default the config's
-    rate) and `until_loss` belong to real gradients.
+    rate) and `until_loss` belong to real gradients. `plugins` are modules with policies or delay models of one's own.
     """
 
     workers: int = 8
@@ -59,6 +60,7 @@ class Scenario:
     train: str = "nano"
     learning_rates: tuple[float, ...] = ()
     until_loss: float | None = None
+    plugins: tuple[str, ...] = ()
     strategies: tuple[Strategy, ...] = (Strategy(name="ddp"), Strategy(name="ps"))
 
     def __post_init__(self) -> None:
@@ -93,10 +95,7 @@ class Scenario:
         if not labels or len(set(labels)) < len(labels):
             raise BadInput(f"strategies: expected different ones, at least one, not {', '.join(labels) or 'none'}")
         for strategy in self.strategies:
-            if (strategy.backups or 0) >= n:
-                raise BadInput(f"backups: {strategy.backups} of {n} workers leave none to wait for; at most {n - 1}")
-            if (strategy.group or 1) > n:
-                raise BadInput(f"group: {strategy.group} pushes of {n} workers; at most {n}")
+            strategy.check(n)
         self.delays_of(self.seed).check(n)
 
     def delays_of(self, seed: int) -> Delays:
@@ -122,6 +121,7 @@ def load(
     """
     values = _from_files(sources, overrides) if sources or overrides else {}
     values |= flags
+    _load_plugins(values)
     values = _derived(values) | values
     if names:
         values["strategies"] = [{"name": name} for name in names]
@@ -163,9 +163,14 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def build(values: Mapping[str, Any]) -> Scenario:
     """Validates plain values; raises `BadInput`."""
-    checks.refuse_unknown(values, [field.name for field in fields(Scenario)])
     values = dict(values)
-    for key in ("compute_s", "learning_rates"):
+    _load_plugins(values)
+    if "stragglers" in values:  # the key's name in a run's config
+        if "delays" in values:
+            raise BadInput("stragglers: means the same as delays; leave one of them out")
+        values["delays"] = values.pop("stragglers")
+    checks.refuse_unknown(values, [field.name for field in fields(Scenario)])
+    for key in ("compute_s", "learning_rates", "plugins"):
         if isinstance(values.get(key), list):
             values[key] = tuple(values[key])
     strategies = values.get("strategies", ())
@@ -176,6 +181,10 @@ def build(values: Mapping[str, Any]) -> Scenario:
             item if isinstance(item, Strategy) else parse_strategy(item, place) for place, item in enumerate(strategies)
         )
     return Scenario(**values)
+
+
+def _load_plugins(values: Mapping[str, Any]) -> None:
+    load_plugins(checks.texts("plugins", values.get("plugins", ())))
 
 
 def find(source: str) -> Path:

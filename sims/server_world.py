@@ -109,10 +109,10 @@ class ServerSimulation:
     @property
     def plain(self) -> bool:
         """Whether each push is an update and all queues are FIFO, so that an update is known when it is sent."""
-        alone = self.server.policy.needed(1) == 1 and self.server.policy.bound is None
+        policy = self.server.policy
         unseen = self.timeline is None and self.learner is None
         orderly = self.equal_links and not self.links and not self.failing and not self.timed
-        return alone and not self.server.policy.lockstep and orderly and unseen and self.constant_apply
+        return policy.immediate and policy.bound is None and orderly and unseen and self.constant_apply
 
     def _at(self, now: int, kind: int, worker: int) -> None:
         self.count += 1

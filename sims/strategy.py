@@ -5,33 +5,31 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from jaxdp.errors import BadInput
-from jaxdp.policies import CORRECTIONS, Correction, Policy, PolicyName, make_policy
+from jaxdp.policies import (
+    CORRECTIONS,
+    SERVER_POLICIES,
+    Correction,
+    Option,
+    Policy,
+    make_policy,
+    parse_policy,
+    policy_options,
+)
 from sims import checks
 
 StrategyName = Literal["ddp", "ddp_small_batch", "zero1", "fsdp", "backup", "local_sgd", "ps"]
 
-# option -> what reads it
-_OWNERS = {
-    "bound": "ps with policy ssp",
-    "backups": "backup, or ps with policy backup",
-    "group": "ps with policy softsync",
-    "period": "local_sgd",
-    "policy": "ps",
-    "correction": "ps",
-    "server_shards": "ps",
+# Options of the mesh strategies that have some; those of a server policy are its own.
+_MESH_OPTIONS = {
+    "backup": {"backups": policy_options()["backups"]},
+    "local_sgd": {"period": Option(summary="steps between averages", least=1)},
 }
-_MINIMUMS = {"bound": 0, "backups": 0, "group": 1, "period": 1}
+_SERVER_OPTIONS = ("policy", "correction", "server_shards")
 
 
-def reads_option(name: str, policy: str, option: str) -> bool:
-    """Whether a strategy of this name and policy has a use for the option."""
-    ps = name == "ps"
-    return {
-        "bound": ps and policy == "ssp",
-        "backups": name == "backup" or (ps and policy == "backup"),
-        "group": ps and policy == "softsync",
-        "period": name == "local_sgd",
-    }.get(option, ps)
+def read_options(name: str, policy: str) -> dict[str, Option]:
+    """The numbers that a strategy of this name and policy needs."""
+    return dict(parse_policy(policy)[0].options) if name == "ps" else _MESH_OPTIONS.get(name, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +41,7 @@ class Strategy:
     """
 
     name: StrategyName
-    policy: PolicyName = "async"
+    policy: str = "async"
     bound: int | None = None
     backups: int | None = None
     group: int | None = None
@@ -53,54 +51,77 @@ class Strategy:
 
     def __post_init__(self) -> None:
         checks.one_of("name", self.name, get_args(StrategyName))
-        checks.one_of("policy", self.policy, get_args(PolicyName))
+        checks.text("policy", self.policy)
         checks.one_of("correction", self.correction, CORRECTIONS)
         checks.whole("server_shards", self.server_shards, 1)
-        for option, least in _MINIMUMS.items():
-            needed, given = self.reads(option), getattr(self, option)
-            if given is None and needed:
-                raise BadInput(f"{option}: {self.label} needs it")
-            if given is not None and not needed:
-                raise BadInput(f"{option}: {self.label} has none; it is for {_OWNERS[option]}")
-            if given is not None:
-                checks.whole(option, given, least)
+        for key in (*policy_options(), "period"):
+            if getattr(self, key, None) is not None and key not in self._options:
+                raise BadInput(f"{key}: {self.label} has none; it is for {_owner(key)}")
+        self.check()
 
-    def reads(self, option: str) -> bool:
-        return reads_option(self.name, self.policy, option)
+    def check(self, workers: int | None = None) -> None:
+        """Raises `BadInput` for an option that is missing or out of range, for so many workers where known."""
+        for key, option in self._options.items():
+            if self.numbers.get(key) is None:
+                raise BadInput(f"{key}: {self.label} needs it")
+            option.check(key, self.numbers[key], workers)
+        if self.name == "ps":
+            _ = self.server_policy
+
+    @property
+    def _options(self) -> dict[str, Option]:
+        return read_options(self.name, self.policy)
+
+    @property
+    def numbers(self) -> dict[str, int | None]:
+        """The values of the options that this strategy reads, as far as they are given."""
+        spelled = parse_policy(self.policy)[1] if self.name == "ps" else {}
+        return {key: spelled.get(key, getattr(self, key, None)) for key in self._options}
 
     @property
     def label(self) -> str:
         """A name that tells this strategy from its neighbours, such as `ps-ssp(3)`."""
-        name = f"ps-{self.policy}" if self.name == "ps" else self.name
-        option = next((getattr(self, o) for o in _MINIMUMS if self.reads(o) and getattr(self, o) is not None), None)
-        name += "" if option is None else f"({option})"
+        name = f"ps-{parse_policy(self.policy)[0].name}" if self.name == "ps" else self.name
+        numbers = [str(value) for value in self.numbers.values() if value is not None]
+        name += f"({','.join(numbers)})" if numbers else ""
         name += "" if self.correction == "none" else f"+{self.correction}"
         return name if self.server_shards == 1 else f"{name} x{self.server_shards}"
 
     @property
     def options(self) -> dict[str, Any]:
         """The options that this strategy reads."""
-        return {option: getattr(self, option) for option in _OWNERS if self.reads(option)}
+        server = {key: getattr(self, key) for key in _SERVER_OPTIONS} if self.name == "ps" else {}
+        return {**self.numbers, **server}
 
     @property
     def server_policy(self) -> Policy:
-        given = {key: getattr(self, key) for key in ("bound", "backups", "group")}
-        return make_policy(self.policy, **{key: value for key, value in given.items() if value is not None})
+        return make_policy(self.policy, **{key: getattr(self, key, None) for key in policy_options()})
 
 
 def give_options(strategies: list[dict[str, Any]], options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    given, used = [], set()
+    """The strategies' tables with each option given to those that read it; raises `BadInput` if none does."""
+    policy = options.get("policy", "async")
+    completed, used = [], set()
     for strategy in strategies:
-        policy = options.get("policy", strategy.get("policy", "async"))
-        reads = {option for option in options if reads_option(strategy.get("name", ""), policy, option)}
+        name = strategy.get("name", "")
+        reads = {*read_options(name, options.get("policy", strategy.get("policy", "async")))}
+        reads |= {*_SERVER_OPTIONS} if name == "ps" else set()
         used |= reads
-        given.append(strategy | {option: options[option] for option in reads})
-    for option in options:
-        if option not in used:
+        completed.append(strategy | {key: value for key, value in options.items() if key in reads})
+    for key in options:
+        if key not in used:
             names = ", ".join(str(strategy.get("name")) for strategy in strategies)
-            policy = options.get("policy", "async")
-            raise BadInput(f"{option}: nothing in {names} with policy {policy} has one; it is for {_OWNERS[option]}")
-    return given
+            raise BadInput(f"{key}: nothing in {names} with policy {policy} has one; it is for {_owner(key)}")
+    return completed
+
+
+def _owner(key: str) -> str:
+    """What reads an option."""
+    policies = [row.name for row in SERVER_POLICIES.values() if key in row.options]
+    meshes = [name for name, options in _MESH_OPTIONS.items() if key in options]
+    if not policies:
+        return ", or ".join(meshes) or "ps"
+    return ", or ".join([*meshes, f"ps with policy {' or '.join(policies)}"])
 
 
 def parse_strategy(values: Any, place: int) -> Strategy:

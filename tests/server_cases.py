@@ -16,7 +16,6 @@ from jaxdp.mesh.devices import make_mesh
 from jaxdp.mesh.layout import make_layout
 from jaxdp.mesh.step import MeshStep, make_step
 from jaxdp.models.transformer import cross_entropy_sum
-from jaxdp.policies import policy_of
 from jaxdp.recipe import Recipe, TrainState, make_recipe
 from jaxdp.server.core import Push, Server, Update
 from jaxdp.server.loop import Loop
@@ -205,5 +204,5 @@ def round_robin(setting: Config, workers: int, batch: int = BATCH) -> Loop:
         compensation=server.compensation,
         skip_nonfinite=False,
     )
-    core = Server(policy_of(server), correction=server.correction)
+    core = Server(server.resolved_policy, correction=server.correction)
     return Loop(setting, core, RoundRobin(run, shards, workers))

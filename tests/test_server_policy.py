@@ -8,26 +8,27 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from jaxdp.config import ServerConfig
+from jaxdp.config import ServerConfig, build
 from jaxdp.errors import BadInput, JaxdpError
-from jaxdp.policies import learning_rate_scale, make_policy, policy_of
+from jaxdp.policies import SERVER_POLICIES, Policy, learning_rate_scale, make_policy
 from jaxdp.server.core import Reply, Server
 
-CASES: dict[str, tuple[str, dict[str, int]]] = {
-    "async": ("async", {}),
-    "ssp(0)": ("ssp", {"bound": 0}),
-    "ssp(1)": ("ssp", {"bound": 1}),
-    "ssp(3)": ("ssp", {"bound": 3}),
-    "sync": ("sync", {}),
-    "backup(0)": ("backup", {"backups": 0}),
-    "backup(1)": ("backup", {"backups": 1}),
-    "backup(2)": ("backup", {"backups": 2}),
-    "softsync(1)": ("softsync", {"group": 1}),
-    "softsync(3)": ("softsync", {"group": 3}),
+CASES: dict[str, Policy] = {
+    "async": make_policy("async"),
+    "ssp(0)": make_policy("ssp", bound=0),
+    "ssp(1)": make_policy("ssp", bound=1),
+    "ssp(3)": make_policy("ssp(bound=3)"),
+    "sync": make_policy("sync"),
+    "backup(0)": make_policy("backup", backups=0),
+    "backup(1)": make_policy("backup", backups=1),
+    "backup(2)": make_policy("backup(backups=2)"),
+    "softsync(1)": make_policy("softsync", group=1),
+    "softsync(3)": make_policy("softsync", group=3),
+    "bounded groups": Policy(bound=2, needed=lambda workers: 2),
 }
 BARRIER = {"ssp(0)": 0, "sync": 0, "backup(0)": 0, "backup(1)": 1, "backup(2)": 2}  # -> backups
-LEAD = {"ssp(1)": 1, "ssp(3)": 3}
-GROUP = {"softsync(3)": 3}
+LEAD = {"ssp(1)": 1, "ssp(3)": 3, "bounded groups": 2}
+GROUP = {"softsync(3)": 3, "bounded groups": 2}
 
 
 class Model:
@@ -99,7 +100,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @initialize(workers=st.integers(1, 5))
     def start(self, workers: int) -> None:
-        self.policy = make_policy(CASES[self.case][0], **CASES[self.case][1])
+        self.policy = CASES[self.case]
         self.server = Server(self.policy, range(workers))
         self.model = Model(self.case, workers)
         self.computing: dict[int, tuple[int, int]] = {}  # worker -> (sequence, version)
@@ -332,12 +333,38 @@ def test_a_damaged_snapshot_is_refused(damage: dict[str, Any]) -> None:
         Server.restore(make_policy("sync"), state)
 
 
-def test_config_and_names_give_the_same_policies() -> None:
-    assert policy_of(ServerConfig(policy="ssp", bound=3)) == make_policy("ssp", bound=3)
-    assert policy_of(ServerConfig(policy="backup", backups=1, workers=4)) == make_policy("backup", backups=1)
-    assert policy_of(ServerConfig()) == make_policy("async")
-    for name, option in (("ssp", {"bound": -1}), ("backup", {"backups": -1}), ("softsync", {"group": 0})):
-        with pytest.raises(BadInput, match=next(iter(option))):
-            make_policy(name, **option)
-    with pytest.raises(BadInput, match="policy"):
-        make_policy("hogwild")
+def test_a_policy_is_spelled_in_one_word_or_with_its_options_beside_it() -> None:
+    for server in (ServerConfig(policy="backup", backups=1, workers=4), ServerConfig(policy="backup( backups = 1 )")):
+        assert [server.resolved_policy.needed(n) for n in (1, 2, 4)] == [1, 1, 3]
+    assert ServerConfig().resolved_policy.immediate
+    assert (make_policy("ssp(bound=3)").bound, make_policy("ssp", bound=0).lockstep) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "message"),
+    [
+        ("hogwild", {}, "policy: hogwild: no such server policy; known: async"),
+        ("asinc", {}, "did you mean async"),
+        ("ssp(bound=)", {}, r"expected ssp\(bound=...\)"),
+        ("ssp", {}, "bound: policy 'ssp' needs it"),
+        ("ssp", {"bound": -1}, "bound: expected a whole number from 0, not -1"),
+        ("ssp(bound=1)", {"bound": 2}, "bound: .* says it already"),
+        ("async", {"bound": 2}, "bound: policy 'async' has none; use policy=ssp"),
+        ("async(quorum=2)", {}, "quorum: policy 'async' has none; known: none"),
+        ("softsync", {"group": 0}, "group: expected a whole number from 1"),
+        ("softsync", {"group": 5}, "group: 5 is too many for 4 workers; at most 4"),
+        ("backup", {"backups": 4}, "backups: 4 is too many for 4 workers; at most 3"),
+    ],
+)
+def test_a_bad_policy_is_refused_in_a_line(policy: str, options: dict[str, int], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        make_policy(policy, workers=4, **options)
+    with pytest.raises(BadInput, match=r"server\.(policy|bound|backups|group|quorum): "):
+        build({"server": {"workers": 4, "policy": policy, **options}})
+
+
+@pytest.mark.parametrize("name", SERVER_POLICIES)
+def test_the_least_options_of_a_policy_are_enough_for_a_run(name: str) -> None:
+    options = {key: option.least for key, option in SERVER_POLICIES[name].options.items()}
+    server = Server(make_policy(name, workers=1, **options), [0])
+    assert [server.push(0, step, step).status for step in range(3) if server.pull(0) == step] == ["applied"] * 3

@@ -97,7 +97,7 @@ REFUSALS = {
     ("--delays", "persistent(factor=2,worker=8)"): "no worker 8",
     ("--strategy", "ddpp", "--compute-s", "1"): "name",
     ("--strategy", "ddp,ddp", "--compute-s", "1"): "different strategies",
-    ("--strategy", "backup", "--backups", "8", "--compute-s", "1"): "leave none to wait for",
+    ("--strategy", "backup", "--backups", "8", "--compute-s", "1"): "8 is too many for 8 workers",
     ("--strategy", "backup", "--compute-s", "1"): "backups: backup needs it",
     ("--strategy", "ps", "--bound", "3", "--compute-s", "1"): "it is for ps with policy ssp",
     ("--strategy", "ps", "--policy", "ssp", "--compute-s", "1"): "bound: ps-ssp needs it",

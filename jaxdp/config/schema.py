@@ -7,6 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from jaxdp.errors import BadInput
+from jaxdp.policies import SERVER_POLICIES, Correction, Policy, make_policy, option_summary, policy_options
+
 MAX_COUNT = 2**40  # of anything that is counted: larger numbers are slips of the keyboard
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
@@ -173,7 +176,7 @@ class StrategyConfig(Section):
 
 
 class ServerConfig(Section):
-    """The parameter server of `--strategy ps`. `bound`, `backups` and `group` belong to one policy each.
+    """The parameter server of `--strategy ps`. A policy's options have keys here or are spelled out, `ssp(bound=3)`.
 
     A worker silent for `deadline_s` is given up, and the others go on. Shards on a cluster save their state
     every `snapshot_every` updates. `compensation` is the constant of `delay_compensation`.
@@ -181,15 +184,11 @@ class ServerConfig(Section):
 
     engine: Literal["threads", "ray"] = Field(default="threads", description="Where the workers run.")
     workers: Count | None = Field(default=None, description="Workers (default: one per device).")
-    policy: Literal["async", "ssp", "sync", "backup", "softsync"] = Field(
-        default="async", description="When pushes are applied."
-    )
-    bound: Natural | None = Field(default=None, description="ssp: steps that a worker may be ahead of the slowest.")
-    backups: Natural | None = Field(default=None, description="backup: late workers that a step does not wait for.")
-    group: Count | None = Field(default=None, description="softsync: pushes per update.")
-    correction: Literal["none", "lr_over_staleness", "delay_compensation"] = Field(
-        default="none", description="For stale gradients."
-    )
+    policy: str = Field(default="async", description=f"When pushes are applied: {', '.join(SERVER_POLICIES)}.")
+    bound: Natural | None = Field(default=None, description=option_summary("bound"))
+    backups: Natural | None = Field(default=None, description=option_summary("backups"))
+    group: Natural | None = Field(default=None, description=option_summary("group"))
+    correction: Correction = Field(default="none", description="For stale gradients.")
     shards: Count = Field(default=1, description="Parts that the server is split into.")
     pipeline: bool = Field(default=False, description="Pull ahead and push in the background: raises staleness by one.")
     worker_strategy: Literal["ddp", "zero1", "fsdp"] = Field(
@@ -204,19 +203,16 @@ class ServerConfig(Section):
 
     @model_validator(mode="after")
     def _policy_options(self) -> Self:
-        for key, policy in (("bound", "ssp"), ("backups", "backup"), ("group", "softsync")):
-            given = getattr(self, key) is not None
-            if given and self.policy != policy:
-                raise ValueError(f"{key}: policy {self.policy!r} has none; use policy={policy}")
-            if not given and self.policy == policy:
-                raise ValueError(f"{key}: policy {policy!r} needs it")
-        if self.workers is not None and (self.backups or 0) >= self.workers:
-            raise ValueError(f"backups: {self.backups} of {self.workers} workers leave none to wait for")
-        if self.workers is not None and (self.group or 1) > self.workers:
-            raise ValueError(
-                f"group: {self.group} pushes cannot come from {self.workers} workers; at most {self.workers}"
-            )
+        try:
+            _ = self.resolved_policy
+        except BadInput as error:
+            raise ValueError(str(error)) from None
         return self
+
+    @property
+    def resolved_policy(self) -> Policy:
+        options = {key: getattr(self, key, None) for key in policy_options()}
+        return make_policy(self.policy, workers=self.workers, **options)
 
 
 class Config(Section):

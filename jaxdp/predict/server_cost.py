@@ -69,13 +69,14 @@ def worker_seconds(config: Config, hardware: Hardware) -> list[float]:
 def server_cost(config: Config, hardware: Hardware, delays: "Delays | None" = None) -> StepCost:
     """The mean step under the config's policy."""
     alone, shared = worker_seconds(config, hardware), server(config, hardware)
-    if config.server.policy in ("sync", "backup") or (config.server.policy == "ssp" and not config.server.bound):
+    if config.server.resolved_policy.lockstep:
         return _barrier_cost(config, alone, shared, delays)
     return _free_cost(config, alone, shared, delays)
 
 
 def _barrier_cost(config: Config, alone: list[float], shared: Server, delays: "Delays | None") -> StepCost:
-    n, dropped = len(alone), config.server.backups or 0
+    n = len(alone)
+    dropped = n - config.server.resolved_policy.needed(n)
     transfer = server_transfer(shared.message_bytes, n, 1, shared.worker, Link(shared.bandwidth))
     mean_s, slowest_s = barrier_seconds(alone, delays)
     if dropped:
@@ -110,10 +111,10 @@ def _free_cost(config: Config, alone: list[float], shared: Server, delays: "Dela
     moving = [2 * _transfer_s(shared, worker, delays) for worker in range(n)]
     overlapped = config.server.pipeline
     cycles = [max(c, m) if overlapped else c + m for c, m in zip(means, moving, strict=True)]
-    group = config.server.group or 1
+    policy = config.server.resolved_policy
     free = async_rate(cycles, 0, 1, 0, 0)
-    rate = async_rate(cycles, shared.message_bytes, 1, shared.bandwidth, shared.apply_s / group)
-    if config.server.policy == "ssp":  # no worker gets far ahead of the slowest
+    rate = async_rate(cycles, shared.message_bytes, 1, shared.bandwidth, shared.apply_s / policy.needed(n))
+    if policy.bound is not None:  # no worker gets far ahead of the slowest
         rate = min(rate, n / max(cycles))
     busy = sum(c / cycle for c, cycle in zip(means, cycles, strict=True)) / n
     return StepCost(n / free * busy, n / free * (1 - busy), n / rate - n / free, 2 * shared.message_bytes)

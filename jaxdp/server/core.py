@@ -80,10 +80,11 @@ class Server:
         self._absent: dict[int, int] = {}
         self._held: list[Push] = []
         self._waiting: dict[int, int] = {}  # worker -> steps it will have completed when it starts
-        self._slowest = 0  # the least completed steps of the workers present, kept up under ssp only
+        self._slowest = 0  # the least completed steps of the workers present, kept up under a bound only
         self._at_slowest = 0
         self._bound = 0 if policy.lockstep else policy.bound
-        self._alone = policy.needed(1) == 1 and not policy.lockstep  # each push is an update
+        self._tracks_slowest = policy.bound is not None and not policy.lockstep
+        self._immediate = policy.immediate
         for worker in workers:
             self.join(worker)
 
@@ -103,7 +104,7 @@ class Server:
         self._waiting.pop(worker, None)
         if self.policy.lockstep:
             if ahead:
-                raise BadInput(f"pull: policy {self.policy.name!r} has no step to prefetch for before the push")
+                raise BadInput("pull: in lockstep there is no step to prefetch for before the push")
             self.sequences[worker] = self.version
         return self.version
 
@@ -128,9 +129,9 @@ class Server:
             )
         self.sequences[worker] = expected + 1
         push = _new(Push, (worker, sequence, version, tokens, payload))
-        if self._alone:
+        if self._immediate:
             update = self._update_of_one(push)
-            if self._bound is not None and expected == self._slowest:
+            if self._tracks_slowest and expected == self._slowest:
                 return Reply("applied", update, self._one_less_at_slowest())
             return _new(Reply, ("applied", update, ()))
         if lockstep and version != self.version:
@@ -138,7 +139,10 @@ class Server:
             return _DROPPED
         self._held.append(push)
         update = self._complete()
-        return _WAITING if update is None else Reply("applied", update, self._release())
+        released = self._one_less_at_slowest() if self._tracks_slowest and expected == self._slowest else ()
+        if update is None:
+            return Reply("waiting", None, released) if released else _WAITING
+        return Reply("applied", update, (*released, *self._release()))
 
     def leave(self, worker: int) -> Reply:
         """Takes a dead worker out, which may complete an update or release others; what it pushed stays."""
@@ -246,7 +250,7 @@ class Server:
         return self._release()
 
     def _find_slowest(self) -> None:
-        if self._bound is not None and not self.policy.lockstep and self.sequences:
+        if self._tracks_slowest and self.sequences:
             self._slowest = min(self.sequences.values())
             self._at_slowest = sum(steps == self._slowest for steps in self.sequences.values())
 

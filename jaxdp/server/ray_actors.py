@@ -3,13 +3,14 @@
 Configs travel as JSON, parameters and gradients as NumPy arrays.
 """
 
+import json
 import time
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxdp.config import Config
+from jaxdp.config import build
 from jaxdp.recipe import make_recipe
 from jaxdp.server.arrays import Shard, host_device, make_update, owned
 from jaxdp.server.partition import Leaves
@@ -25,7 +26,7 @@ class ShardActor:
     """One server shard. After a restart it holds nothing, until `load` gives it the saved state."""
 
     def __init__(self, config_json: str, index: int) -> None:
-        config = Config.model_validate_json(config_json)
+        config = build(json.loads(config_json))
         recipe = make_recipe(config, "cpu")
         plan = ShardPlan(recipe, config.server.shards)
         self._opt_state_like = plan.abstract_opt_state(plan.cuts[index])
@@ -70,7 +71,7 @@ class WorkerActor:
     """One worker on the devices that its process sees."""
 
     def __init__(self, config_json: str, index: int, workers: int) -> None:
-        config = Config.model_validate_json(config_json)
+        config = build(json.loads(config_json))
         devices = jax.local_devices()[: config.server.devices_per_worker]
         recipe = make_recipe(config, devices[0].platform)
         self._index = index

@@ -10,7 +10,7 @@ import jax
 
 from jaxdp.config import Config
 from jaxdp.errors import BadInput, JaxdpError
-from jaxdp.policies import policy_of
+from jaxdp.policies import parse_policy
 from jaxdp.recipe import Recipe, TrainState, make_recipe
 from jaxdp.records import StepRecord, Window
 from jaxdp.server.arrays import host_device
@@ -46,7 +46,8 @@ class ServerRun:
     ) -> None:
         self.config = config
         self.data = data
-        self.policy = policy_of(config.server)
+        self.policy = config.server.resolved_policy
+        self._policy_name = parse_policy(config.server.policy)[0].name
         if config.server.pipeline and self.policy.lockstep:
             raise BadInput(f"server.pipeline: policy {config.server.policy!r} leaves no step to prefetch")
         self.on_ray = config.server.engine == "ray"
@@ -130,7 +131,7 @@ class ServerRun:
 
     def snapshot(self) -> dict[str, Any]:
         """What a checkpoint has to remember beside the state (plain JSON)."""
-        return {"policy": self.policy.name, "workers": self.workers, "core": self.loop.core.snapshot()}
+        return {"policy": self._policy_name, "workers": self.workers, "core": self.loop.core.snapshot()}
 
     def window(self, steps: int, *, settle: bool = False) -> Window:
         """Serves until `steps` more global batches are consumed.
@@ -189,7 +190,7 @@ class ServerRun:
         self.close()
 
     def _core(self, step: int, saved: dict[str, Any] | None) -> Server:
-        if saved and (saved.get("policy"), saved.get("workers")) == (self.policy.name, self.workers):
+        if saved and (saved.get("policy"), saved.get("workers")) == (self._policy_name, self.workers):
             return Server.restore(self.policy, saved["core"], self.config.server.correction)
         counters = {"version": step, "tokens": step * units_per_batch(self.config)}
         sequences = [[worker, step] for worker in range(self.workers)]
