@@ -26,7 +26,7 @@ from jaxdp.predict.memory import memory
 from jaxdp.records import step_time
 from jaxdp.run import facts
 from jaxdp.run.mesh_run import MeshRun
-from jaxdp.strategies.rules import STRATEGIES
+from jaxdp.strategies.rows import mesh_strategies
 from jaxdp.workload import units_per_batch
 
 RESULTS = Path(__file__).parent / "results"
@@ -45,7 +45,7 @@ def ready(config: Config, devices: list[Any]) -> MeshRun:
 def correctness(name: str, devices: list[Any]) -> dict[str, Any]:
     """Losses of five steps: every strategy in bfloat16 against DDP in float32."""
     losses = {}
-    for strategy, dtype in [("ddp", "float32"), *((strategy, "bfloat16") for strategy in STRATEGIES)]:
+    for strategy, dtype in [("ddp", "float32"), *((strategy, "bfloat16") for strategy in mesh_strategies())]:
         batch = 8 * len(devices)
         keys = [f"train.compute_dtype={dtype}", f"train.global_batch={batch}", "strategy.min_shard_bytes=0"]
         run = ready(load([name], keys, {"strategy.name": strategy}), devices)

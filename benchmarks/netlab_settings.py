@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxdp.config import Config, load
 from jaxdp.models.shapes import block_count, count
-from jaxdp.strategies.collectives import minimum_bytes
+from jaxdp.strategies.volume import Step
 from jaxdp.strict_json import to_json, write_atomically
 
 
@@ -65,7 +65,8 @@ def moved_bytes(model: Model, strategy: str, hosts: int) -> float:
     """What a device must send in a step, by the strategy's formula."""
     config = model.config(hosts, strategy)
     blocks = block_count(config.model)
-    return minimum_bytes(strategy, blocks, count(config.model) - blocks, {"data": hosts})
+    step = Step(block_parameters=blocks, root_parameters=count(config.model) - blocks, axis_sizes={"data": hosts})
+    return config.strategy.row.least_bytes(step)
 
 
 def read(path: Path) -> dict[str, Any]:

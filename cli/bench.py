@@ -22,6 +22,7 @@ from cli.common import (
     plain_warnings,
     print_config,
     print_json,
+    strategies_help,
 )
 from cli.process_options import (
     CoordinatorOption,
@@ -52,7 +53,7 @@ from jaxdp.errors import BadInput
 def bench(
     strategy: Annotated[
         str | None,
-        typer.Option("--strategy", metavar="S[,S...]", help="ddp, zero1, fsdp, hsdp, ps, several with commas, or all."),
+        typer.Option("--strategy", metavar="S[,S...]", help=strategies_help("several with commas, or all.")),
     ] = None,
     config: ConfigOption = None,
     task: TaskOption = None,

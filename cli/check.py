@@ -18,6 +18,7 @@ from cli.common import (
     print_config,
     print_json,
     say,
+    strategies_help,
 )
 from cli.process_options import CoordinatorOption, JoinTimeoutOption, ProcessesOption, ProcessIdOption
 from jaxdp.errors import BadInput, Refused
@@ -29,7 +30,7 @@ WITHOUT_A_CHOICE = 4  # what a run on a CPU would take
 
 def check(
     strategy: Annotated[
-        str | None, typer.Option("--strategy", metavar="S[,S...]", help="ddp, zero1, fsdp, hsdp, ps, or all.")
+        str | None, typer.Option("--strategy", metavar="S[,S...]", help=strategies_help("or all."))
     ] = None,
     config: ConfigOption = None,
     task: TaskOption = None,
@@ -63,7 +64,7 @@ def check(
 ) -> None:
     """Check shards, batch, memory and boundaries of a config without training.
 
-    Example: jaxdp check --config nano --strategy fsdp --devices 1:8 --set strategy.unit=flat
+    Example: jaxdp check --config nano --strategy fsdp_flat --devices 1:8
     """
     with find_job(coordinator, processes, process_id, join_timeout) as job:
         configs = load_configs(config, set_, strategy, {"task": task})
@@ -73,7 +74,6 @@ def check(
             return
         from jaxdp.predict.preflight import check_allowed, preflight
         from jaxdp.report.check import document, print_check, print_sweep, save_boundaries
-        from jaxdp.strategies.flat_layout import is_flat
 
         allowed = check_allowed(allow or ())
         if figure is not None and configs[0].task:
@@ -106,12 +106,12 @@ def check(
             for each in configs:
                 reports = [report for owner, report in found if owner is each]
                 if len(reports) > 1:
-                    print_sweep(reports, each.strategy.name, each.model, is_flat(each.strategy))
+                    print_sweep(reports, each.strategy.name, each.model, each.strategy.row.flat)
                 else:
                     print_check(reports[0], each.strategy.name, allowed)
         if figure is not None and job.first:
             reports = [report for owner, report in found if owner is chosen]
-            drawn = save_boundaries(reports, chosen.model, is_flat(chosen.strategy), figure)
+            drawn = save_boundaries(reports, chosen.model, chosen.strategy.row.flat, figure)
             say(f"figure: {', '.join(map(str, drawn))}")
         refused = [
             f"{each.strategy.name} on {report.devices} devices"

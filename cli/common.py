@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jaxdp.errors import BadInput
+from jaxdp.strategies.rows import STRATEGIES, all_strategies
 from jaxdp.strict_json import to_json
 
 if TYPE_CHECKING:
@@ -87,12 +88,14 @@ def plain_warnings() -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
 
 
-def split_strategies(text: str) -> list[str]:
-    from jaxdp.strategies.rules import STRATEGIES
+def strategies_help(*more: str) -> str:
+    return ", ".join([*STRATEGIES, *more])
 
-    names = [*STRATEGIES, "ps"] if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+
+def split_strategies(text: str) -> list[str]:
+    names = all_strategies() if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise BadInput(f"--strategy {text!r}: names no strategy; known: {', '.join(STRATEGIES)}, ps, all")
+        raise BadInput(f"--strategy {text!r}: names no strategy; known: {strategies_help('all')}")
     if len(set(names)) < len(names):
         raise BadInput(f"--strategy {text}: names one twice; each is measured once")
     return names

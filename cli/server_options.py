@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxdp.policies import SERVER_POLICIES, option_summary
+from jaxdp.strategies.rows import worker_strategies
 
 EngineOption = Annotated[
     str | None, typer.Option("--engine", metavar="threads|ray", help="Where the workers run.", rich_help_panel="Server")
@@ -48,7 +49,9 @@ PipelineOption = Annotated[
 ]
 WorkerStrategyOption = Annotated[
     str | None,
-    typer.Option("--worker-strategy", metavar="ddp|zero1|fsdp", help="Inside a worker.", rich_help_panel="Server"),
+    typer.Option(
+        "--worker-strategy", metavar="|".join(worker_strategies()), help="Inside a worker.", rich_help_panel="Server"
+    ),
 ]
 DevicesPerWorkerOption = Annotated[
     int | None, typer.Option("--devices-per-worker", min=1, help="Devices of a worker.", rich_help_panel="Server")

@@ -21,6 +21,7 @@ from cli.common import (
 from cli.server_options import BackupsOption, BoundOption, GroupOption, PolicyOption
 from jaxdp.errors import BadInput
 from jaxdp.strict_json import plain
+from sims.strategy import known_strategies
 
 if TYPE_CHECKING:
     from jaxdp.run.folder import RunFolder
@@ -54,9 +55,7 @@ def sim(
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option(
-            "--strategy", metavar="S[,S...]", help="ddp, ddp_small_batch, zero1, fsdp, backup, local_sgd, ps."
-        ),
+        typer.Option("--strategy", metavar="S[,S...]", help=", ".join(known_strategies())),
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", metavar="N", help="Workers (default 8).")] = None,
     steps: Annotated[

@@ -23,6 +23,7 @@ from cli.common import (
     print_config,
     print_json,
     say,
+    strategies_help,
 )
 from cli.process_options import (
     CoordinatorOption,
@@ -53,7 +54,7 @@ from jaxdp.job.stop import StopFlag
 
 def train(
     strategy: Annotated[
-        str | None, typer.Option("--strategy", metavar="S", help="ddp, zero1, fsdp, hsdp or ps.")
+        str | None, typer.Option("--strategy", metavar="S", help=f"One of {strategies_help()}.")
     ] = None,
     config: ConfigOption = None,
     task: TaskOption = None,

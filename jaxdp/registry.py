@@ -37,6 +37,10 @@ class Registry(Generic[Row]):
         self._rows[row.name] = row
         return row
 
+    def unregister(self, name: str) -> None:
+        """Takes a row out again, as a notebook does before it registers the next version."""
+        del self._rows[self[name].name]
+
     def __getitem__(self, name: str) -> Row:
         if name not in self._rows:
             raise BadInput(f"{name}: no such {self.kind}{suggest(name, self._rows)}")

@@ -5,12 +5,20 @@ from collections import deque
 
 import numpy as np
 
+from jaxdp.parameter import PARAMETER_BYTES
 from jaxdp.predict.network import Link, ring_pass
 from jaxdp.stragglers.delays import Delays
+from jaxdp.strategies.rows import STRATEGIES
+from jaxdp.strategies.rules import DATA_AXIS
+from jaxdp.strategies.volume import Step
 from sims.scenario import Scenario
 
-# ring passes over the message a step: all-reduce is a reduce-scatter and an all-gather
-RING_PASSES = {"ddp": 2, "ddp_small_batch": 2, "backup": 2, "local_sgd": 2, "zero1": 2, "fsdp": 3}
+
+def ring_passes(strategy: str) -> float:
+    """Over the message in a step, by the strategy's own formula; those that only a simulation has reduce as DDP."""
+    row = STRATEGIES[strategy if strategy in STRATEGIES else "ddp"]
+    step = Step(block_parameters=1, root_parameters=0, axis_sizes={DATA_AXIS: 2})
+    return row.least_bytes(step) / (step.share(DATA_AXIS) * PARAMETER_BYTES)
 
 
 def bytes_per_second(gbps: float) -> float:
@@ -27,7 +35,7 @@ def collective_s(strategy: str, scenario: Scenario, delays: Delays) -> float:
     """Seconds of a mesh strategy's collectives in a step, over the slowest link, overlapping no computing."""
     slowest = Link(float(worker_bandwidths(scenario, delays).min()), scenario.latency_s)
     updates = scenario.workers if strategy == "ddp_small_batch" else 1
-    return updates * RING_PASSES[strategy] * ring_pass(scenario.message_bytes, scenario.workers, slowest)
+    return updates * ring_passes(strategy) * ring_pass(scenario.message_bytes, scenario.workers, slowest)
 
 
 def transfer_ns(message_bytes: float, bandwidth: float) -> int:

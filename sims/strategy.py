@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from jaxdp.errors import BadInput
 from jaxdp.policies import (
@@ -15,9 +15,16 @@ from jaxdp.policies import (
     parse_policy,
     policy_options,
 )
+from jaxdp.strategies.rows import STRATEGIES
 from sims import checks
 
-StrategyName = Literal["ddp", "ddp_small_batch", "zero1", "fsdp", "backup", "local_sgd", "ps"]
+
+def known_strategies() -> list[str]:
+    """The strategies' own names, and of the variants of DDP that only a simulation has."""
+    return [*(row.name for row in STRATEGIES.values() if row.simulated), *DDP_VARIANTS, "ps"]
+
+
+DDP_VARIANTS = ("ddp_small_batch", "backup", "local_sgd")
 
 # Options of the mesh strategies that have some; those of a server policy are its own.
 _MESH_OPTIONS = {
@@ -40,7 +47,7 @@ class Strategy:
     on stale parameters: it tells what staleness costs from what the smaller batch does.
     """
 
-    name: StrategyName
+    name: str
     policy: str = "async"
     bound: int | None = None
     backups: int | None = None
@@ -50,7 +57,7 @@ class Strategy:
     server_shards: int = 1
 
     def __post_init__(self) -> None:
-        checks.one_of("name", self.name, get_args(StrategyName))
+        checks.one_of("name", self.name, known_strategies())
         checks.text("policy", self.policy)
         checks.one_of("correction", self.correction, CORRECTIONS)
         checks.whole("server_shards", self.server_shards, 1)

@@ -15,7 +15,7 @@ from jaxdp.mesh.devices import make_mesh
 from jaxdp.mesh.layout import make_layout
 from jaxdp.mesh.step import MeshStep, make_step
 from jaxdp.recipe import TrainState, make_recipe
-from jaxdp.strategies import rules
+from jaxdp.strategies.rows import STRATEGIES, mesh_strategies
 from jaxdp.task import Params
 
 BATCH, CONTEXT, VOCAB = 32, 16, 64
@@ -43,12 +43,16 @@ def config(
     )
 
 
+# Those whose state is a tree of leaves: the flat unit, whose blocks are one vector, has tests of its own.
+BY_LEAVES = [name for name in mesh_strategies() if not STRATEGIES[name].flat]
+
+
 @functools.cache
 def functions(config: Any, devices: int) -> MeshStep:
     """The functions of a config on the first devices; cached, since compiling them is what tests wait for."""
     recipe = make_recipe(config, "cpu")
-    mesh = make_mesh(rules.axis_sizes(config.strategy, devices), jax.devices()[:devices])
-    layout = make_layout(recipe, rules.STRATEGIES[config.strategy.name].rule(config.strategy), mesh)
+    mesh = make_mesh(config.strategy.axis_sizes(devices), jax.devices()[:devices])
+    layout = make_layout(recipe, config.strategy.rule, mesh)
     return make_step(recipe, layout, config.train.accumulation)
 
 

@@ -73,7 +73,7 @@ def plain_step(config: Config, devices: int) -> MeshStep:
 def _plain_step(optimizer_json: str, steps: int, devices: int) -> MeshStep:
     mesh = make_mesh({rules.DATA_AXIS: devices}, jax.devices()[:devices])
     recipe = _bigram_recipe(optimizer_json, steps)
-    return make_step(recipe, make_layout(recipe, rules.STRATEGIES["ddp"].rule(StrategyConfig()), mesh))
+    return make_step(recipe, make_layout(recipe, StrategyConfig().rule, mesh))
 
 
 def bigram_recipe(config: Config) -> Recipe:

@@ -17,20 +17,29 @@ from jaxdp.mesh.compile import compile_step
 from jaxdp.models import shapes
 from jaxdp.parameter import Parameter
 from jaxdp.predict.discrepancies import compare
-from jaxdp.strategies.collectives import Planned, minimum_bytes, moved_bytes, plan, summarise
-from jaxdp.strategies.rules import STRATEGIES, Specs, axis_sizes
+from jaxdp.strategies.collectives import Planned, moved_bytes, plan, summarise
+from jaxdp.strategies.rows import STRATEGIES
+from jaxdp.strategies.rules import Specs
+from jaxdp.strategies.volume import Step
+from tests.mesh_cases import BY_LEAVES
 
 MODEL = ModelConfig(layers=3, width=64, heads=4, ffn=128, context=16, vocab=128)
 
 
 def specs_of(strategy: StrategyConfig, model: ModelConfig, sizes: Mapping[str, int]) -> dict[str, Specs]:
-    rule = STRATEGIES[strategy.name].rule(strategy)
+    rule = strategy.rule
     return {leaf.path: rule(leaf, sizes) for leaf in shapes.parameters(model)}
+
+
+def minimum_bytes(name: str, blocks: int, root: int, sizes: Mapping[str, int], **options: int) -> float:
+    return STRATEGIES[name].least_bytes(
+        Step(block_parameters=blocks, root_parameters=root, axis_sizes=sizes, **options)
+    )
 
 
 def planned(name: str, devices: int = 8, model: ModelConfig = MODEL, **options) -> list[Planned]:
     strategy = StrategyConfig.model_validate({"name": name, "min_shard_bytes": 0})
-    sizes = axis_sizes(strategy, devices)
+    sizes = strategy.axis_sizes(devices)
     return plan(shapes.parameters(model), specs_of(strategy, model, sizes), sizes, **options)
 
 
@@ -53,13 +62,13 @@ def as_found(one: Planned, **changes) -> Collective:
 # --- the plan against the published volumes
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", BY_LEAVES)
 @pytest.mark.parametrize("devices", [2, 4, 8])
 @pytest.mark.parametrize("width_bytes", [2, 4])
 def test_plan_moves_what_the_strategys_formula_says(name: str, devices: int, width_bytes: int) -> None:
-    sizes = axis_sizes(StrategyConfig.model_validate({"name": name}), devices)
+    sizes = StrategyConfig.model_validate({"name": name}).axis_sizes(devices)
     blocks = shapes.block_count(MODEL)
-    least = minimum_bytes(name, blocks, shapes.count(MODEL) - blocks, sizes, width_bytes)
+    least = minimum_bytes(name, blocks, shapes.count(MODEL) - blocks, sizes, compute_dtype_bytes=width_bytes)
     total = sum(one.count * moved_bytes(one) for one in planned(name, devices, compute_dtype_bytes=width_bytes))
     assert total == pytest.approx(least, rel=1e-12)
 
@@ -80,7 +89,7 @@ def test_the_minimum_in_units_of_the_published_table() -> None:
     assert minimum_bytes("hsdp", blocks, outer, two) == inside + across
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", BY_LEAVES)
 def test_one_device_moves_nothing(name: str) -> None:
     assert planned(name, 1) == []
     sizes = {"host": 1, "data": 1} if name == "hsdp" else {"data": 1}
@@ -151,7 +160,7 @@ def test_the_summary_adds_up_and_does_not_guess() -> None:
 # --- a program against the plan
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", BY_LEAVES)
 def test_a_program_that_keeps_to_the_plan_has_no_discrepancy(name: str) -> None:
     steps = planned(name, accumulation=2)
     found = [as_found(one) for one in steps]
@@ -255,7 +264,7 @@ def test_a_planned_sum_may_have_been_a_scatter() -> None:
     assert compare(steps, [dataclasses.replace(as_found(one), scattered=True) for one in steps]) == []
 
 
-@given(st.sampled_from(sorted(STRATEGIES)), st.data())
+@given(st.sampled_from(BY_LEAVES), st.data())
 def test_any_collective_left_out_or_doubled_is_noticed(name: str, data: st.DataObject) -> None:
     """Whatever is more than 1 % of its kind's volume."""
     steps = planned(name)
@@ -270,7 +279,7 @@ def test_any_collective_left_out_or_doubled_is_noticed(name: str, data: st.DataO
 
 
 REAL = [
-    *((name, 1, "block") for name in STRATEGIES),
+    *((name, 1, "block") for name in BY_LEAVES),
     ("fsdp", 1, "none"),
     pytest.param("fsdp", 1, "dots", marks=pytest.mark.slow),
     pytest.param("fsdp", 2, "dots", marks=pytest.mark.slow),
@@ -284,7 +293,7 @@ REAL = [
 @pytest.mark.parametrize(("name", "accumulation", "remat"), REAL)
 def test_the_compiled_step_keeps_to_the_plan(name: str, accumulation: int, remat: str) -> None:
     run = real_config(name, accumulation, remat)
-    sizes = axis_sizes(run.strategy, 8)
+    sizes = run.strategy.axis_sizes(8)
     steps = plan(shapes.parameters(run.model), specs_of(run.strategy, run.model, sizes), sizes, accumulation)
     found = compiled_collectives(name, accumulation, remat)
     assert compare(steps, found) == []
@@ -299,7 +308,7 @@ def test_the_compiled_step_keeps_to_the_plan(name: str, accumulation: int, remat
 
 def test_a_program_of_another_strategy_leaves_the_plan() -> None:
     run = real_config("ddp", 1, "block")
-    sizes = axis_sizes(run.strategy, 8)
+    sizes = run.strategy.axis_sizes(8)
     found = compiled_collectives("ddp", 1, "block")
     cut = StrategyConfig.model_validate({"name": "fsdp", "min_shard_bytes": 0})
     steps = plan(shapes.parameters(run.model), specs_of(cut, run.model, sizes), sizes)
@@ -324,4 +333,4 @@ def real_config(name: str, accumulation: int, remat: str) -> Config:
 
 def test_model_of_these_tests_is_divided_by_eight_devices() -> None:
     assert all(any(dim % 8 == 0 for dim in leaf.shape) for leaf in shapes.parameters(MODEL))
-    assert math.prod(axis_sizes(StrategyConfig(name="hsdp"), 8).values()) == 8
+    assert math.prod(StrategyConfig(name="hsdp").axis_sizes(8).values()) == 8

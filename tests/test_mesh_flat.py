@@ -24,13 +24,13 @@ BATCH = 60
 SPLIT = {2: 0, 3: 0, 4: 2, 5: 4, 6: 0}  # devices: blocks with a second owner
 
 
-def config(unit: str = "flat", latency_s: float = 0.0, layers: int = 6, optimizer: str = "adamw") -> Config:
+def config(name: str = "fsdp_flat", latency_s: float = 0.0, layers: int = 6, optimizer: str = "adamw") -> Config:
     return build(
         {
             "model": {**MODEL, "layers": layers},
             "train": {"global_batch": BATCH, "compute_dtype": "float32"},
             "optim": {"name": optimizer, "learning_rate": 0.01, "warmup_steps": 1, "weight_decay": 0.5},
-            "strategy": {"name": "fsdp", "unit": unit, "min_shard_bytes": 0, "round_latency_s": latency_s},
+            "strategy": {"name": name, "min_shard_bytes": 0, "round_latency_s": latency_s},
         }
     )
 
@@ -63,7 +63,7 @@ def test_a_split_block_pays_one_more_round_a_pass(devices):
     outside = sum(one.count for one in planned if one.kind == "all-reduce" and one.leaves != ("blocks",))
     scalars = 2  # loss and tokens; the gradient's norm
     assert rounds(found) == pytest.approx(3 * (6 + SPLIT[devices]) + outside + scalars, abs=1)
-    split = flat_layout(config().model, devices).split_blocks()
+    split = flat_layout(parameters(config().model), devices).split_blocks()
     assert len(split) == SPLIT[devices]
 
 
@@ -72,7 +72,7 @@ def test_the_flat_unit_trains_to_the_same_losses_and_parameters(optimizer):
     """Weight decay included: the norms inside the vector don't decay."""
     unit = flat_unit(config(layers=3), 4)
     losses, state = train(config(layers=3, optimizer=optimizer), 4)
-    expected, reference = train(config("block", layers=3, optimizer=optimizer), 4)
+    expected, reference = train(config("fsdp", layers=3, optimizer=optimizer), 4)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     found = jax.jit(lambda vector: unflatten(unit, vector))(state.params["blocks"])
     for name, leaf in reference.params["blocks"].items():
@@ -82,7 +82,7 @@ def test_the_flat_unit_trains_to_the_same_losses_and_parameters(optimizer):
 
 def test_the_flat_unit_trains_on_one_device_too():
     losses, _ = train(config(layers=1), 1)
-    expected, _ = train(config("block", layers=1), 1)
+    expected, _ = train(config("fsdp", layers=1), 1)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 
@@ -99,13 +99,13 @@ def test_flattening_is_undone(devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["flat", "block"])
-def test_injected_latency_is_paid_once_a_round_on_every_device(unit, monkeypatch):
+@pytest.mark.parametrize("name", ["fsdp_flat", "fsdp"])
+def test_injected_latency_is_paid_once_a_round_on_every_device(name, monkeypatch):
     """2 unsplit blocks on 2 devices: each fetched forward and backward, its gradients returned once."""
     slept = []
     monkeypatch.setattr(injector, "sleep", slept.append)
-    _, _, plain = build_step(config(unit, layers=2), jax.devices()[:2])
-    _, _, late = build_step(config(unit, latency_s=0.02, layers=2), jax.devices()[:2])
+    _, _, plain = build_step(config(name, layers=2), jax.devices()[:2])
+    _, _, late = build_step(config(name, latency_s=0.02, layers=2), jax.devices()[:2])
     expected, reference = plain.step(plain.init(0), plain.put(batch()))
     state, metrics = late.step(late.init(0), late.put(batch()))
     jax.block_until_ready(state)

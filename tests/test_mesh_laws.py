@@ -10,19 +10,18 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp.strategies.rules import STRATEGIES
-from tests.mesh_cases import batch, config, functions, largest_difference, losses_and_norms, reference, start
+from tests.mesh_cases import BY_LEAVES, batch, config, functions, largest_difference, losses_and_norms, reference, start
 
 STEPS = 5
 TOLERANCE = 1e-5
 
 QUICK = [
-    *[(name, devices, "sgd", 4, 0.1) for name in STRATEGIES for devices in (2, 8)],
-    *[(name, 4, "adamw", 1, 0.1) for name in STRATEGIES],
+    *[(name, devices, "sgd", 4, 0.1) for name in BY_LEAVES for devices in (2, 8)],
+    *[(name, 4, "adamw", 1, 0.1) for name in BY_LEAVES],
 ]
 WHOLE = [
     (name, devices, optimizer, accumulation, dropout)
-    for name in STRATEGIES
+    for name in BY_LEAVES
     for devices in (1, 2, 4, 8)
     for optimizer in ("sgd", "adamw")
     for accumulation, dropout in ((1, 0.0), (4, 0.1))
@@ -51,7 +50,7 @@ def test_the_reference_sees_dropout_and_padding() -> None:
     assert len({float(part.sum()) for part in np.split(weights, 8)}) > 4
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", BY_LEAVES)
 def test_same_seed_same_run(strategy: str) -> None:
     case = config(strategy, dropout=0.1)
     first, state = losses_and_norms(case, 4, seed=1, steps=3)
@@ -67,7 +66,7 @@ def test_initial_values_do_not_depend_on_the_mesh() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", BY_LEAVES)
 def test_evaluation_is_the_exact_weighted_mean(strategy: str) -> None:
     case = config(strategy, dropout=0.1)
     step = functions(case, 4)
@@ -83,7 +82,7 @@ def test_evaluation_is_the_exact_weighted_mean(strategy: str) -> None:
     assert total == pytest.approx(sum(part for part, _ in parts), rel=1e-6)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", BY_LEAVES)
 def test_a_batch_of_padding_changes_nothing_but_decay(strategy: str) -> None:
     case = config(strategy, dropout=0.1)
     step = functions(case, 4)

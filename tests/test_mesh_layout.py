@@ -12,9 +12,8 @@ from jaxdp.models import shapes
 from jaxdp.models.shapes import parameters
 from jaxdp.parameter import Parameter
 from jaxdp.run.facts import bytes_per_device, peak_flops
-from jaxdp.strategies.rules import STRATEGIES, axis_sizes
 from jaxdp.task import by_path
-from tests.mesh_cases import config, functions, start
+from tests.mesh_cases import BY_LEAVES, config, functions, start
 
 
 @functools.cache
@@ -35,11 +34,11 @@ def test_state_bytes_a_device(strategy: str, parameter_share: int, optimizer_sha
     assert bytes_per_device(found.opt_state) == pytest.approx(2 * full / optimizer_share, rel=0.02)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", BY_LEAVES)
 def test_every_moment_is_cut_as_the_rule_says(strategy: str) -> None:
     case = config(strategy)
-    rule = STRATEGIES[strategy].rule(case.strategy)
-    sizes = axis_sizes(case.strategy, 8)
+    rule = case.strategy.rule
+    sizes = case.strategy.axis_sizes(8)
     adam = state(strategy, 8).opt_state[0]
     for parameter in parameters(case.model):
         specs, path = rule(parameter, sizes), parameter.path
@@ -50,13 +49,13 @@ def test_every_moment_is_cut_as_the_rule_says(strategy: str) -> None:
 
 def test_small_leaves_stay_whole_below_the_limit() -> None:
     case = config("fsdp")
-    rule = STRATEGIES["fsdp"].rule(case.strategy.model_copy(update={"min_shard_bytes": 2 * 32 * 4 + 1}))
+    rule = case.strategy.model_copy(update={"min_shard_bytes": 2 * 32 * 4 + 1}).rule
     assert rule(Parameter("blocks.mlp_norm", (2, 32), in_blocks=True), {"data": 8}).params == (None, None)
     assert rule(Parameter("blocks.mlp_in", (2, 32, 64), in_blocks=True), {"data": 8}).params == (None, None, "data")
 
 
 def test_blocks_are_never_cut_along_their_layers() -> None:
-    rule = STRATEGIES["fsdp"].rule(config("fsdp").strategy)
+    rule = config("fsdp").strategy.rule
     assert rule(Parameter("blocks.mlp_norm", (8, 3), in_blocks=True), {"data": 8}).params == (None, None)
     assert rule(Parameter("final_norm", (8,)), {"data": 8}).params == ("data",)
 

@@ -14,7 +14,7 @@ from jaxdp.predict.hardware import load_hardware
 from jaxdp.predict.preflight import preflight, require
 from jaxdp.predict.traffic import phases
 from jaxdp.strategies.collectives import summarise
-from jaxdp.strategies.rules import STRATEGIES, Specs, replicated
+from jaxdp.strategies.rules import Specs, replicated
 
 MODEL = {"layers": 2, "width": 32, "heads": 4, "ffn": 64, "context": 16, "vocab": 64}
 
@@ -53,7 +53,7 @@ def test_the_predicted_volume_is_the_programs(strategy):
 def test_an_fsdp_program_without_gathers_is_refused():
     """The replicated rule compiled under FSDP's name: gathers are missing, the whole reduction is unplanned."""
     wrong = config("fsdp")
-    ddp = STRATEGIES["ddp"].rule(wrong.strategy)
+    ddp = config("ddp").strategy.rule
     report = compiled_check(wrong, preflight(wrong, 4), rule=ddp)
     assert any("all-gather" in finding.message for finding in report.findings)
     with pytest.raises(Refused, match="unplanned_collective"):
@@ -63,7 +63,7 @@ def test_an_fsdp_program_without_gathers_is_refused():
 @pytest.mark.slow
 def test_one_leaf_left_whole_shows_in_the_program():
     wrong = config("fsdp")
-    sound = STRATEGIES["fsdp"].rule(wrong.strategy)
+    sound = wrong.strategy.rule
 
     def rule(parameter, axis_sizes):
         whole = replicated(parameter.shape)

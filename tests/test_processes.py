@@ -25,7 +25,7 @@ from jaxdp.job.rendezvous import Refusal, parse_address
 from jaxdp.job.scheduler import find_job
 from jaxdp.job.stop import StopFlag
 from jaxdp.mesh.devices import host_groups
-from jaxdp.strategies.rules import STRATEGIES
+from jaxdp.strategies.rows import mesh_strategies
 from tests.processes import PATIENCE_S, Done, Rank, finish, free_port, run, started
 
 TOLERANCE = 1e-5
@@ -332,7 +332,7 @@ def test_a_folder_that_holds_another_run_ends_all_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("processes", [2, 4])
 def test_the_losses_are_those_of_one_process(processes: int, tmp_path: Path) -> None:
     """All strategies, accumulation included; hosts of two processes each, so that HSDP has its groups."""
-    arguments = ("bench", *SMALL, "--strategy", ",".join(STRATEGIES), "--steps", "6", "--devices", "4", "--json")
+    arguments = ("bench", *SMALL, "--strategy", ",".join(mesh_strategies()), "--steps", "6", "--devices", "4", "--json")
     arguments = (*arguments, "--set", "train.accumulation=2")
     hosts = ["a", "b"] if processes == 2 else ["a", "b", "a", "b"]
     done = run(processes, *arguments, "--run-dir", str(tmp_path / "many"), folder=tmp_path, hosts=hosts)

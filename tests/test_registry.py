@@ -23,6 +23,8 @@ def test_rows_keep_their_order_and_an_unknown_name_is_refused_with_the_nearest()
         fruits["appel"]
     with pytest.raises(BadInput, match="fruit plum: is registered already"):
         fruits.register(Fruit("plum"))
+    fruits.unregister("pear")
+    assert list(fruits) == ["apple", "plum"]
 
 
 @pytest.mark.parametrize("by_variable", [True, False])

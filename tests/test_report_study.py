@@ -96,10 +96,13 @@ def test_a_batch_that_changes_otherwise_is_neither() -> None:
     assert [curve.scaling for curve in curves_of(cells_of(measured(rows)))] == ["mixed"]
 
 
-def test_axes_of_the_strategy_name_its_line_and_others_the_scene() -> None:
-    rows = [row("fsdp", 2, 1.0, axes={"strategy.unit": "flat", "model.width": 64, "server.policy": "ssp"})]
-    (cell,) = cells_of(with_axes(measured(rows)))
-    assert (cell.label, cell.conditions) == ("fsdp unit=flat", "width=64")
+def test_axes_of_the_strategy_name_its_line_and_others_the_scene(tmp_path: Path) -> None:
+    """The flat unit goes by its own name, also where an older table spells it as a unit of FSDP."""
+    axes = {"strategy.min_shard_bytes": 0, "model.width": 64, "server.policy": "ssp"}
+    rows = [row("fsdp", 2, 1.0, axes={"strategy.unit": "flat", **axes}), row("fsdp_flat", 2, 1.0, axes=axes)]
+    for folder, only in zip(("old", "new"), rows, strict=True):
+        (cell,) = cells_of(with_axes(load(write_sweep(tmp_path / folder, [only]), folder)))
+        assert (cell.label, cell.conditions) == ("fsdp_flat min_shard_bytes=0", "width=64")
 
 
 def test_runs_get_the_settings_that_vary_as_axes_but_never_the_seed(tmp_path: Path) -> None:

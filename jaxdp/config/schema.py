@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from jaxdp.errors import BadInput
 from jaxdp.policies import SERVER_POLICIES, Correction, Policy, make_policy, option_summary, policy_options
+from jaxdp.registry import Registry
+from jaxdp.strategies.rows import STRATEGIES, Strategy, canonical, worker_strategies
+from jaxdp.strategies.rules import RuleOptions, ShardRule
 
 MAX_COUNT = 2**40  # of anything that is counted: larger numbers are slips of the keyboard
 
@@ -164,15 +167,48 @@ class StrategyConfig(Section):
     delay, to show what a block costs that the flat unit has split.
     """
 
-    name: Literal["ddp", "zero1", "fsdp", "hsdp", "ps"] = Field(
-        default="ddp", description="How the devices share the work."
+    name: str = Field(default="ddp", description="How the devices share the work.")
+    unit: Literal["block", "flat"] | None = Field(
+        default=None, description="An older spelling: fsdp with unit flat is fsdp_flat."
     )
-    unit: Literal["block", "flat"] = Field(default="block", description="What FSDP cuts: parameters, or one vector.")
     min_shard_bytes: Natural = Field(
         default=2**14, description="Parameters smaller than this stay whole on every device."
     )
     shard_devices: Count | None = Field(default=None, description="hsdp: devices in a shard group (default: a host's).")
     round_latency_s: NonNegative = Field(default=0.0, description="Injected delay of a block's communication.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat_unit(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or values.get("unit") not in ("block", "flat"):
+            return values
+        name, unit = values.get("name", "ddp"), values["unit"]
+        if unit == "flat" and name not in ("fsdp", "fsdp_flat", "ddp"):
+            raise ValueError(f"unit: 'flat' belongs to fsdp, not {name}")
+        if unit == "block" and name == "fsdp_flat":
+            raise ValueError("unit: 'block' is fsdp's; leave it out, or use strategy.name=fsdp")
+        return {**values, "name": canonical(name, unit), "unit": None}
+
+    @model_validator(mode="after")
+    def _name_known(self) -> Self:
+        _known("name", self.name, STRATEGIES)
+        return self
+
+    @property
+    def row(self) -> Strategy:
+        return STRATEGIES[self.name]
+
+    @property
+    def options(self) -> RuleOptions:
+        return RuleOptions(min_shard_bytes=self.min_shard_bytes, shard_devices=self.shard_devices)
+
+    @property
+    def rule(self) -> ShardRule:
+        return self.row.shard_rule(self.options)
+
+    def axis_sizes(self, devices: int, hosts: int = 1) -> dict[str, int]:
+        """The mesh's axes and their sizes, outermost first."""
+        return self.row.axis_sizes(self.options, devices, hosts)
 
 
 class ServerConfig(Section):
@@ -191,15 +227,21 @@ class ServerConfig(Section):
     correction: Correction = Field(default="none", description="For stale gradients.")
     shards: Count = Field(default=1, description="Parts that the server is split into.")
     pipeline: bool = Field(default=False, description="Pull ahead and push in the background: raises staleness by one.")
-    worker_strategy: Literal["ddp", "zero1", "fsdp"] = Field(
-        default="ddp", description="Strategy of a worker's own devices."
-    )
+    worker_strategy: str = Field(default="ddp", description="Strategy of a worker's own devices.")
     devices_per_worker: Count = Field(default=1, description="Devices of a worker.")
     placement: Literal["dedicated", "colocated"] = Field(default="colocated", description="ray: the shards' nodes.")
     address: str | None = Field(default=None, description="ray: the cluster to join (default: a local one).")
     deadline_s: Positive = Field(default=120.0, description="Silence after which a worker is given up.")
     compensation: NonNegative = Field(default=0.04, description="Constant of the correction delay_compensation.")
     snapshot_every: Count = Field(default=100, description="ray: updates between saved states of the server's shards.")
+
+    @model_validator(mode="after")
+    def _worker_strategy_known(self) -> Self:
+        _known("worker_strategy", self.worker_strategy, STRATEGIES)
+        if not STRATEGIES[self.worker_strategy].in_worker:
+            names = ", ".join(worker_strategies())
+            raise ValueError(f"worker_strategy: {self.worker_strategy} does not work inside a worker; use {names}")
+        return self
 
     @model_validator(mode="after")
     def _policy_options(self) -> Self:
@@ -241,11 +283,17 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        if self.strategy.unit == "flat" and self.strategy.name not in ("fsdp", "ddp"):
-            raise ValueError(f"strategy.unit: 'flat' belongs to fsdp, not {self.strategy.name}")
-        if self.strategy.unit == "flat" and self.task is not None:
-            raise ValueError("task: the flat unit is the built-in transformer's alone; use strategy.unit=block")
+        if self.strategy.row.flat and self.task is not None:
+            raise ValueError(f"task: {self.strategy.name} is the built-in transformer's alone; use strategy.name=fsdp")
         return self
+
+
+def _known(key: str, name: str, rows: Registry[Any]) -> None:
+    """Raises an unknown name's error as one of the key."""
+    try:
+        rows[name]
+    except BadInput as error:
+        raise ValueError(f"{key}: {error}") from None
 
 
 def _near_divisor(wrong: int, whole: int) -> str:

@@ -13,8 +13,7 @@ from jaxdp.mesh.layout import Layout, make_layout
 from jaxdp.mesh.step import MeshStep, make_step
 from jaxdp.recipe import Recipe, TrainState, make_recipe
 from jaxdp.stragglers.in_step import DeviceClocks
-from jaxdp.strategies.flat_layout import is_flat
-from jaxdp.strategies.rules import STRATEGIES, ShardRule, axis_sizes
+from jaxdp.strategies.rules import ShardRule
 from jaxdp.task import Batch
 from jaxdp.workload import example_batch
 
@@ -40,10 +39,10 @@ def build_step(
     clocks: DeviceClocks | None = None,
 ) -> tuple[Recipe, Layout, MeshStep]:
     """The recipe, layout and functions of the config's strategy, or of another rule, on these devices."""
-    mesh = make_mesh(axis_sizes(config.strategy, len(devices), hosts), devices)
+    mesh = make_mesh(config.strategy.axis_sizes(len(devices), hosts), devices)
     recipe = make_recipe(config, devices[0].platform)
-    rule = rule or STRATEGIES[config.strategy.name].rule(config.strategy)
-    if is_flat(config.strategy):
+    rule = rule or config.strategy.rule
+    if config.strategy.row.flat:
         recipe, rule = flat_recipe(recipe, config, len(devices)), flat_rule(rule)
     layout = make_layout(recipe, rule, mesh)
     skip = config.train.on_nonfinite == "skip"

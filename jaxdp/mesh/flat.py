@@ -36,7 +36,7 @@ class FlatUnit:
 
 def flat_unit(config: Config, devices: int) -> FlatUnit:
     leaves = tuple(parameter for parameter in parameters(config.model) if parameter.in_blocks)
-    return FlatUnit(flat_layout(config.model, devices), leaves, config.strategy.round_latency_s)
+    return FlatUnit(flat_layout(leaves, devices), leaves, config.strategy.round_latency_s)
 
 
 def flat_rule(rule: ShardRule) -> ShardRule:

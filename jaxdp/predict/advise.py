@@ -17,6 +17,7 @@ from jaxdp.predict.tradeoffs import (
     size_crossovers,
     slowdown_crossover,
 )
+from jaxdp.strategies.rows import mesh_strategies
 from jaxdp.units import bytes_text
 from jaxdp.workload import refuse_prediction
 
@@ -29,7 +30,6 @@ ASSUMPTIONS = (
     " CPUs); reductions after the backward pass overlap nothing",
     "predicted, not measured: calibrate with jaxdp probe, then compare with jaxdp bench",
 )
-SIMPLEST_FIRST = ("ddp", "zero1", "fsdp", "hsdp")
 CLEARLY = 1.1  # a more complicated strategy must be so much faster
 SERVER_GAIN = 1.1  # the server costs accuracy, so it must gain at least this
 
@@ -102,7 +102,7 @@ def _best_synchronous(rows: list[Row]) -> Row | None:
     """The simplest mesh strategy that fits, unless a less simple one is clearly faster."""
     by_name = {row.strategy: row for row in rows if row.fits}
     best = None
-    for name in SIMPLEST_FIRST:
+    for name in mesh_strategies():
         row = by_name.get(name)
         if row and (best is None or row.tokens_per_second > CLEARLY * best.tokens_per_second):
             best = row

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxdp.config import Config
+from jaxdp.models.shapes import parameters
 from jaxdp.predict.sharding import Leaf, Shards, mesh_config, mesh_devices, workers
-from jaxdp.strategies.flat_layout import flat_layout, is_flat
-from jaxdp.strategies.rules import Spec, shard_group
+from jaxdp.strategies.flat_layout import flat_layout
+from jaxdp.strategies.rows import shard_group
+from jaxdp.strategies.rules import Cut, Spec
 from jaxdp.units import bytes_text
 
 REPLICATED_TOLERANCE = 0.02
@@ -39,11 +41,10 @@ def group_undivided(config: Config, devices: int, hosts: int) -> Diagnostic | No
             f"{sharers} = {held} devices, but there are {devices}",
             f"set server.workers to at most {devices // mesh_devices(config, devices)} or raise --devices",
         )
-    if config.strategy.name != "hsdp":
+    strategy = config.strategy
+    if strategy.row.makes_mesh(strategy.options, devices, hosts):
         return None
-    group = shard_group(config.strategy, devices, hosts)
-    if devices % group == 0:
-        return None
+    group = shard_group(strategy.options, devices, hosts)
     divisors = [d for d in range(1, devices + 1) if devices % d == 0]
     return Diagnostic(
         "group_undivided",
@@ -68,11 +69,12 @@ def batch(config: Config, devices: int) -> Iterator[Diagnostic]:
 
 
 def blocks(config: Config, devices: int) -> Iterator[Diagnostic]:
-    if not is_flat(config.strategy):
+    if not config.strategy.row.flat:
         return
-    flat = flat_layout(config.model, devices)
+    listed = parameters(config.model)
+    flat = flat_layout(listed, devices)
     fewest = min(flat.rounds(layer) for layer in range(flat.layers))
-    safe = [n for n in range(1, flat.layers + 1) if not flat_layout(config.model, n).split_blocks()]
+    safe = [n for n in range(1, flat.layers + 1) if not flat_layout(listed, n).split_blocks()]
     nearest = min(safe, key=lambda n: (abs(n - devices), n))
     for layer in flat.split_blocks():
         owners = " and ".join(str(part.owner) for part in flat.parts(layer))
@@ -81,7 +83,7 @@ def blocks(config: Config, devices: int) -> Iterator[Diagnostic]:
             "error",
             f"a shard boundary splits block {layer}: its fetch needs {flat.rounds(layer)} owners"
             f" (devices {owners}) and as many rounds, other blocks {fewest}",
-            f"use --devices {nearest} or strategy.unit=block",
+            f"use --devices {nearest} or --strategy fsdp",
             "blocks",
             layer,
         )
@@ -176,9 +178,9 @@ def _meant_to_cut(config: Config, placed: Shards) -> frozenset[str]:
     """Which of "params" and "optimizer" the strategy, or else the specs themselves, mean to shard."""
     if placed.axes.get("data", 1) == 1:
         return frozenset()
-    name = mesh_config(config).strategy.name
-    params = name in ("fsdp", "hsdp") or any(any(leaf.params) for leaf in placed.leaves)
-    optimizer = params or name == "zero1" or any(any(leaf.optimizer) for leaf in placed.leaves)
+    cut = mesh_config(config).strategy.row.cut or Cut()
+    params = cut.params is not None or any(any(leaf.params) for leaf in placed.leaves)
+    optimizer = params or cut.optimizer is not None or any(any(leaf.optimizer) for leaf in placed.leaves)
     return frozenset(kind for kind, meant in (("params", params), ("optimizer", optimizer)) if meant)
 
 
@@ -204,7 +206,7 @@ def memory(config: Config, needed: int, memory_bytes: int | None) -> Iterator[Di
 def _memory_remedy(config: Config) -> str:
     if config.train.remat != "block":
         return "set train.remat=block"
-    if config.strategy.name in ("ddp", "zero1"):
+    if not config.strategy.row.shards_parameters and config.strategy.name != "ps":
         return "use --strategy fsdp, or more microbatches (train.accumulation)"
     return "use more devices or more microbatches (train.accumulation)"
 

@@ -7,6 +7,7 @@ from jaxdp.config import Config
 from jaxdp.predict.evaluate import Row, evaluate
 from jaxdp.predict.hardware import Hardware
 from jaxdp.predict.tradeoffs import Crossover
+from jaxdp.strategies.rows import STRATEGIES
 from jaxdp.units import bytes_text
 
 DECISIVE = 1.5  # "wins decisively" on memory: by half at least, activations included
@@ -74,7 +75,8 @@ def _choice(ddp: Row, rows: Sequence[Row], recommendation: str | None) -> dict[s
         rule, why = "ddp", "DDP fits"
     else:
         rule, why = "fsdp", "DDP does not fit"
-    taken = "fsdp" if recommendation == "hsdp" else recommendation
+    sharded = recommendation is not None and STRATEGIES[recommendation].shards_parameters
+    taken = "fsdp" if sharded else recommendation
     chosen = next((f" ({row.bottleneck})" for row in rows if row.strategy == recommendation), "")
     return {
         "holds": taken == rule,

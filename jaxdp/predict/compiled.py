@@ -18,7 +18,6 @@ from jaxdp.predict.preflight import Diagnostic, Report
 from jaxdp.predict.sharding import shards
 from jaxdp.predict.traffic import planned_collectives
 from jaxdp.strategies.collectives import Planned
-from jaxdp.strategies.flat_layout import is_flat
 from jaxdp.strategies.rules import ShardRule
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def examine(config: Config, devices: "list[jax.Device]", hosts: int = 1, rule: S
         else:
             # How often a user's task unshards its parameters is its own matter.
             findings.append(_finding(problem, "warning" if config.task else "error"))
-    if is_flat(config.strategy):
+    if config.strategy.row.flat:
         findings += _merged_rounds(planned, found)
     return Program(tuple(found), compiled_bytes(compiled), tuple(findings), tuple(notes))
 

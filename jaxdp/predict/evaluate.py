@@ -1,5 +1,6 @@
 """One strategy on one cluster: whether it fits, what a step costs, and what binds it."""
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from jaxdp.predict.hardware import Hardware
 from jaxdp.predict.memory import Memory, memory
 from jaxdp.predict.server_cost import server, server_cost
 from jaxdp.predict.sharding import mesh_devices, workers
-from jaxdp.strategies.rules import shard_group
+from jaxdp.strategies.rows import STRATEGIES, Strategy
 from jaxdp.units import bytes_text
 from jaxdp.workload import units_per_batch
 
@@ -59,20 +60,22 @@ class Row:
 
 
 def with_strategy(config: Config, name: str) -> Config:
-    unit = config.strategy.unit if name == "fsdp" else "block"
-    return config.model_copy(update={"strategy": config.strategy.model_copy(update={"name": name, "unit": unit})})
+    return config.model_copy(update={"strategy": config.strategy.model_copy(update={"name": name})})
 
 
 def possible(config: Config, hardware: Hardware) -> list[str]:
-    """The strategies that make a mesh on these devices."""
-    names = ["ddp", "zero1", "fsdp"]
-    group = shard_group(config.strategy, hardware.devices, hardware.hosts)
-    if 1 < group < hardware.devices and hardware.devices % group == 0:
-        names.append("hsdp")
-    enough = workers(with_strategy(config, "ps"), hardware.devices) * config.server.devices_per_worker
-    if 1 < enough <= hardware.devices:
-        names.append("ps")
-    return names
+    """The strategies that these devices allow, from the simplest on; exhibits only where the config names them."""
+    candidates = [row for row in STRATEGIES.values() if not row.exhibit or row.name == config.strategy.name]
+    return [row.name for row in candidates if _possible(row, config, hardware)]
+
+
+def _possible(row: Strategy, config: Config, hardware: Hardware) -> bool:
+    """On a mesh of several axes each must have more than one device: with fewer it is a simpler strategy."""
+    if row.cut is None:
+        enough = workers(with_strategy(config, row.name), hardware.devices) * config.server.devices_per_worker
+        return 1 < enough <= hardware.devices
+    sizes = row.axis_sizes(config.strategy.options, hardware.devices, hardware.hosts).values()
+    return math.prod(sizes) == hardware.devices and (len(sizes) == 1 or min(sizes) > 1)
 
 
 def evaluate(

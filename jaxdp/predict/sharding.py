@@ -8,8 +8,8 @@ from typing import NamedTuple
 from jaxdp.config import Config, OptimConfig
 from jaxdp.errors import BadInput
 from jaxdp.parameter import PARAMETER_BYTES, Parameter
-from jaxdp.strategies.flat_layout import flat_layout, is_flat
-from jaxdp.strategies.rules import DATA_AXIS, STRATEGIES, ShardRule, Spec, Specs, axis_sizes
+from jaxdp.strategies.flat_layout import flat_layout
+from jaxdp.strategies.rules import DATA_AXIS, ShardRule, Spec, Specs
 from jaxdp.workload import parameters
 
 
@@ -74,7 +74,7 @@ def mesh_config(config: Config) -> Config:
     """The config of one mesh: a parameter server's worker trains by `server.worker_strategy`."""
     if config.strategy.name != "ps":
         return config
-    strategy = config.strategy.model_copy(update={"name": config.server.worker_strategy, "unit": "block"})
+    strategy = config.strategy.model_copy(update={"name": config.server.worker_strategy})
     return config.model_copy(update={"strategy": strategy})
 
 
@@ -92,11 +92,11 @@ def shards(config: Config, devices: int, hosts: int = 1, rule: ShardRule | None 
         raise BadInput(f"devices {devices}, hosts {hosts}: at least 1 of each is needed")
     held = 0 if config.strategy.name == "ps" else optimizer_slots(config.optim)
     devices, config = mesh_devices(config, devices), mesh_config(config)
-    axes = axis_sizes(config.strategy, devices, hosts)
-    rule = rule or STRATEGIES[config.strategy.name].rule(config.strategy)
-    if is_flat(config.strategy):
+    axes = config.strategy.axis_sizes(devices, hosts)
+    rule = rule or config.strategy.rule
+    if config.strategy.row.flat:
         outside = [parameter for parameter in parameters(config) if not parameter.in_blocks]
-        flat = flat_layout(config.model, devices)
+        flat = flat_layout(parameters(config), devices)
         blocks = Parameter("blocks", (flat.piece_size * devices,))
         return Shards(
             axes,

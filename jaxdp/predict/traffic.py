@@ -11,7 +11,7 @@ from jaxdp.predict.hardware import Hardware
 from jaxdp.predict.network import Link, two_level_all_reduce, two_level_pass
 from jaxdp.predict.sharding import Shards, mesh_config, shards
 from jaxdp.strategies.collectives import Planned, moved_bytes, plan
-from jaxdp.strategies.flat_layout import is_flat
+from jaxdp.strategies.flat_layout import flat_layout
 from jaxdp.strategies.flat_plan import FETCH, RETURN, plan_flat
 from jaxdp.strategies.rules import DATA_AXIS, Specs
 from jaxdp.workload import parameters
@@ -73,8 +73,8 @@ def planned_collectives(config: Config, placed: Shards, dtype: str) -> list[Plan
     listed = [parameter for parameter in parameters(config) if parameter.path in known]
     times, width = config.train.accumulation, COMPUTE_BYTES[dtype]
     planned = plan(listed, known, placed.axes, times, width)
-    if is_flat(config.strategy):
-        planned += plan_flat(config.model, placed.axes[DATA_AXIS], times, width)
+    if config.strategy.row.flat:
+        planned += plan_flat(flat_layout(parameters(config), placed.axes[DATA_AXIS]), times, width)
     return planned
 
 

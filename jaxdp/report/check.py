@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxdp.config import ModelConfig
+from jaxdp.models.shapes import parameters
 from jaxdp.predict.preflight import Report
 from jaxdp.report.figure import save
 from jaxdp.strategies.flat_layout import FlatLayout, flat_layout
@@ -60,13 +61,12 @@ def print_findings(console: Console, report: Report, allowed: frozenset[str]) ->
 def print_sweep(reports: Sequence[Report], strategy: str, model: ModelConfig, flat: bool) -> None:
     """One row a device count: safe or not, why not, and for the flat unit a drawing of its cuts."""
     console = Console(soft_wrap=True, highlight=False)
-    title = f"{strategy}{' (flat unit)' if flat else ''}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=strategy, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("devices", "safe", "memory a device", "findings", *(["blocks and cuts"] if flat else [])):
         table.add_column(name, no_wrap=name != "blocks and cuts", overflow="fold")
     for report in reports:
         names = dict.fromkeys(finding.name for finding in report.findings)
-        drawn = [cuts_text(flat_layout(model, report.devices))] if flat else []
+        drawn = [cuts_text(flat_layout(parameters(model), report.devices))] if flat else []
         safe = "yes" if report.ok else "no"
         table.add_row(str(report.devices), safe, bytes_text(report.memory_bytes), "\n".join(names) or "-", *drawn)
     console.print(table)
@@ -108,7 +108,7 @@ def _cuts(model: ModelConfig, devices: int, flat: bool) -> tuple[list[float], se
     """Where cuts fall, in blocks, and the blocks that need more rounds than others."""
     if not flat:
         return [layer + part / devices for layer in range(model.layers) for part in range(1, devices)], set()
-    layout = flat_layout(model, devices)
+    layout = flat_layout(parameters(model), devices)
     places = [piece * layout.piece_size / layout.block_size for piece in range(1, devices)]
     return [place for place in places if place < model.layers], set(layout.split_blocks())
 

@@ -7,10 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxdp.records import BenchResult
+from jaxdp.strategies.rows import STRATEGIES
 from jaxdp.units import seconds_text
-
-# Their blocks' gathers come before the gradients are ready, and make all ranks wait for each other there.
-GATHERING = ("fsdp", "hsdp")
 
 
 def print_ranks(results: Sequence[BenchResult]) -> None:
@@ -40,7 +38,8 @@ def print_ranks(results: Sequence[BenchResult]) -> None:
             f"{found['gain_if_repaired']:.2f}x, without it and its part of the batch {found['gain_if_dropped']:.2f}x",
             markup=False,
         )
-        if result.strategy in GATHERING:
+        # Blocks' gathers come before the gradients are ready, and make all ranks wait for each other there.
+        if STRATEGIES[result.strategy].shards_parameters:
             console.print(
                 f"note: {result.strategy} gathers parameters while it computes, where ranks wait for each other "
                 "already: a rank that computes slowly shows with ddp or zero1",

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import jax
 
 from jaxdp.config import Config
-from jaxdp.errors import BadInput
 from jaxdp.run.mesh_run import MeshRun
 from jaxdp.server.run import ServerRun
 from jaxdp.task import DataSource
@@ -29,6 +28,4 @@ def make_run(
     """The run of the config's strategy; `spans` keeps those of a timeline, `arrivals` when each process was ready."""
     if config.strategy.name != "ps":
         return MeshRun(config, data, devices, hosts, spans=spans, arrivals=arrivals)
-    if config.strategy.unit == "flat":
-        raise BadInput("strategy.unit=flat: is fsdp's; a parameter server knows no unit")
     return ServerRun(config, data, devices, spans=spans)

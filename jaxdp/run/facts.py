@@ -18,7 +18,8 @@ from jaxdp.predict.hardware import PRESETS
 from jaxdp.records import How, Memory
 from jaxdp.run.factory import Run
 from jaxdp.server.run import ServerRun
-from jaxdp.strategies.collectives import minimum_bytes, summarise
+from jaxdp.strategies import volume
+from jaxdp.strategies.collectives import summarise
 from jaxdp.workload import units_per_batch
 
 HOW: dict[str, How] = {
@@ -118,15 +119,14 @@ def communication_of(run: Run) -> Communication:
         sum(parameter.size for parameter in run.recipe.task.parameters if parameter.in_blocks == inside)
         for inside in (True, False)
     )
-    least = minimum_bytes(
-        run.config.strategy.name,
-        in_blocks,
-        root,
-        dict(run.layout.mesh.shape),
-        np.dtype(run.recipe.compute_dtype).itemsize,
-        run.config.train.accumulation,
+    step = volume.Step(
+        block_parameters=in_blocks,
+        root_parameters=root,
+        axis_sizes=run.layout.mesh.shape,
+        compute_dtype_bytes=np.dtype(run.recipe.compute_dtype).itemsize,
+        accumulation=run.config.train.accumulation,
     )
-    return Communication(rows, moved, round(least))
+    return Communication(rows, moved, round(run.config.strategy.row.least_bytes(step)))
 
 
 def mfu_formula(run: Run) -> str:

@@ -66,8 +66,8 @@ def prepare(
         )
     if devices is not None:
         for config in configs:
-            # How HSDP groups the devices is their hosts' matter, which only the processes know together.
-            if job.processes == 1 or config.strategy.name != "hsdp":
+            # How shard groups lie on hosts is known only to the processes together.
+            if job.processes == 1 or "shard_devices" not in config.strategy.row.options:
                 require(preflight(config, devices), allow)
     data = open_data(configs[0])
     job.join()

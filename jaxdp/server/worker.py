@@ -20,7 +20,6 @@ from jaxdp.recipe import Recipe
 from jaxdp.server.partition import Leaves
 from jaxdp.server.shard_plan import ShardPlan
 from jaxdp.server.shards import Gradient
-from jaxdp.strategies.rules import STRATEGIES, axis_sizes
 from jaxdp.task import Batch, by_path
 
 ALIGNMENT = 64  # bytes; XLA's CPU backend then uses a NumPy buffer as it is
@@ -31,10 +30,10 @@ class Worker:
 
     def __init__(self, config: Config, recipe: Recipe, plan: ShardPlan, devices: Sequence[jax.Device]) -> None:
         strategy = config.strategy.model_copy(update={"name": config.server.worker_strategy})
-        mesh = make_mesh(axis_sizes(strategy, len(devices)), devices)
+        mesh = make_mesh(strategy.axis_sizes(len(devices)), devices)
         self.plan = plan
         self.device = devices[0]
-        self.layout = make_layout(recipe, STRATEGIES[strategy.name].rule(strategy), mesh)
+        self.layout = make_layout(recipe, strategy.rule, mesh)
         self._shardings = self.layout.shardings(self.layout.params)
         self._batch_sharding = jax.NamedSharding(mesh, self.layout.batch)
         self._gradients = jax.jit(make_gradients(recipe, self.layout, config.train.accumulation))

@@ -1,8 +1,7 @@
 """What a train step should move between devices, from its `Specs` alone, against what a program moves (no JAX).
 
 `plan` lists the collectives of `mesh.step` for any rule (`predict.discrepancies` holds them against those that
-`hlo.collectives` finds in a compiled program); `minimum_bytes` is each strategy's own closed formula, derived from
-neither.
+`hlo.collectives` finds in a compiled program).
 """
 
 import math
@@ -14,10 +13,9 @@ from typing import Any
 
 from jaxdp.hlo.collectives import Collective
 from jaxdp.hlo.replica_groups import Groups, axis_groups
-from jaxdp.parameter import PARAMETER_BYTES, Parameter
-from jaxdp.strategies.rules import DATA_AXIS, HOST_AXIS, Spec, Specs
+from jaxdp.parameter import GRADIENT_BYTES, PARAMETER_BYTES, Parameter
+from jaxdp.strategies.rules import Spec, Specs
 
-GRADIENT_BYTES = 4  # gradients are reduced in float32 under every strategy
 FETCH, SCATTER, SUM = "gather of parameters", "scatter of gradients", "sum of gradients"
 RENEW = "gather of new parameters"
 
@@ -78,32 +76,6 @@ def summarise(collectives: Iterable[Collective]) -> tuple[list[dict[str, Any]], 
         row["bytes"] = None if row["bytes"] is None else round(row["bytes"])
     total = None if any(row["bytes"] is None for row in rows.values()) else sum(row["bytes"] for row in rows.values())
     return list(rows.values()), total
-
-
-def minimum_bytes(
-    strategy: str,
-    block_parameters: int,
-    outer_parameters: int,
-    axis_sizes: Mapping[str, int],
-    compute_dtype_bytes: int = PARAMETER_BYTES,
-    accumulation: int = 1,
-) -> float:
-    """The strategy's own formula for the bytes that a device sends in a step.
-
-    With reductions in float32: DDP one all-reduce, ZeRO-1 a reduce-scatter and an all-gather of everything.
-    FSDP two gathers and a reduce-scatter of the blocks a microbatch; outside them a reduce-scatter a microbatch
-    and one gather. HSDP the same inside a host, and an all-reduce of the shards across hosts. Source: ZeRO
-    (arXiv 1910.02054), section 7, with the outside gathered once.
-    """
-    everything = (block_parameters + outer_parameters) * GRADIENT_BYTES
-    n, hosts = axis_sizes[DATA_AXIS], axis_sizes.get(HOST_AXIS, 1)
-    share = (n - 1) / n
-    if strategy == "ddp":
-        return 2 * share * everything
-    if strategy == "zero1":
-        return share * (everything + (block_parameters + outer_parameters) * PARAMETER_BYTES)
-    gathers = (2 * block_parameters * accumulation + outer_parameters) * compute_dtype_bytes
-    return share * (gathers + accumulation * everything) + 2 * (hosts - 1) / hosts * everything / n
 
 
 def plan(

@@ -1,16 +1,16 @@
 """Where the flat unit's cuts fall (no JAX): which devices own which part of which block.
 
-With `strategy.unit = "flat"` all blocks lie one after the other in one vector, padded at its end and cut
+Under `fsdp_flat` all blocks lie one after the other in one vector, padded at its end and cut
 into equal pieces, one a device. A cut inside a block gives that block one more owner, and since its owners
 send one after the other, one more round of communication.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxdp.config import ModelConfig, StrategyConfig
-from jaxdp.models import shapes
+from jaxdp.parameter import Parameter
 
 
 class Part(NamedTuple):
@@ -58,10 +58,8 @@ class FlatLayout:
         return tuple(layer for layer, needed in enumerate(rounds) if needed > min(rounds))
 
 
-def is_flat(strategy: StrategyConfig) -> bool:
-    """`unit` says something of FSDP alone."""
-    return strategy.name == "fsdp" and strategy.unit == "flat"
-
-
-def flat_layout(model: ModelConfig, devices: int) -> FlatLayout:
-    return FlatLayout(model.layers, shapes.block_count(model) // model.layers, devices)
+def flat_layout(parameters: Sequence[Parameter], devices: int) -> FlatLayout:
+    """The layout of those parameters that lie in blocks."""
+    stacked = [parameter for parameter in parameters if parameter.in_blocks]
+    layers = stacked[0].shape[0]
+    return FlatLayout(layers, sum(parameter.size for parameter in stacked) // layers, devices)

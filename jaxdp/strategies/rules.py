@@ -1,14 +1,13 @@
-"""The whole difference between DDP, ZeRO-1, FSDP and HSDP: one rule each (no JAX).
+"""What a rule is and the one that all built-in strategies share: which mesh axis cuts which dim (no JAX, no config).
 
 A rule says, for every parameter, which mesh axis cuts which dim of the parameter and of its optimizer
 state. The collectives, the memory, the cost and the checks are all derived from these `Specs`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from jaxdp.config import StrategyConfig
 from jaxdp.parameter import PARAMETER_BYTES, Parameter
 
 Spec = tuple[str | None, ...]  # an axis name, or None, for every dim
@@ -26,14 +25,33 @@ class ShardRule(Protocol):
     def __call__(self, parameter: Parameter, axis_sizes: Mapping[str, int]) -> Specs: ...
 
 
-@dataclass(frozen=True)
-class Strategy:
-    """A row of the registry: the mesh axes for a number of devices, and the rule."""
+@dataclass(frozen=True, kw_only=True)
+class RuleOptions:
+    """What a user may set of a rule: leaves below `min_shard_bytes` stay whole; `shard_devices` make a shard group."""
 
-    name: str
-    summary: str
-    axis_sizes: Callable[[int, int], dict[str, int]]  # (devices, devices in a shard group) -> sizes
-    rule: Callable[[StrategyConfig], ShardRule]
+    min_shard_bytes: int = 2**14
+    shard_devices: int | None = None
+
+
+class Cut(NamedTuple):
+    """The mesh axis over which parameters are cut, and that for their optimizer state; None leaves them whole."""
+
+    params: str | None = None
+    optimizer: str | None = None
+
+
+def cut_by(cut: Cut, options: RuleOptions) -> ShardRule:
+    """The rule that cuts one dim of every leaf that is large enough."""
+
+    def rule(parameter: Parameter, axis_sizes: Mapping[str, int]) -> Specs:
+        def spec(axis: str | None) -> Spec:
+            if axis is None:
+                return replicated(parameter.shape)
+            return sharded(parameter, axis, axis_sizes[axis], options.min_shard_bytes)
+
+        return Specs(spec(cut.params), spec(cut.optimizer))
+
+    return rule
 
 
 def replicated(shape: tuple[int, ...]) -> Spec:
@@ -54,57 +72,3 @@ def sharded(parameter: Parameter, axis: str, size: int, min_shard_bytes: int) ->
         return replicated(shape)
     cut = max(dims, key=lambda dim: (shape[dim], dim))
     return tuple(axis if dim == cut else None for dim in range(len(shape)))
-
-
-def _ddp(config: StrategyConfig) -> ShardRule:
-    def rule(parameter: Parameter, axis_sizes: Mapping[str, int]) -> Specs:
-        return Specs(replicated(parameter.shape), replicated(parameter.shape))
-
-    return rule
-
-
-def _zero1(config: StrategyConfig) -> ShardRule:
-    def rule(parameter: Parameter, axis_sizes: Mapping[str, int]) -> Specs:
-        cut = sharded(parameter, DATA_AXIS, axis_sizes[DATA_AXIS], config.min_shard_bytes)
-        return Specs(replicated(parameter.shape), cut)
-
-    return rule
-
-
-def _fsdp(config: StrategyConfig) -> ShardRule:
-    def rule(parameter: Parameter, axis_sizes: Mapping[str, int]) -> Specs:
-        cut = sharded(parameter, DATA_AXIS, axis_sizes[DATA_AXIS], config.min_shard_bytes)
-        return Specs(cut, cut)
-
-    return rule
-
-
-def _one_axis(devices: int, group: int) -> dict[str, int]:
-    return {DATA_AXIS: devices}
-
-
-def _two_axes(devices: int, group: int) -> dict[str, int]:
-    return {HOST_AXIS: devices // group, DATA_AXIS: group}
-
-
-STRATEGIES: dict[str, Strategy] = {
-    row.name: row
-    for row in (
-        Strategy("ddp", "a full copy on every device", _one_axis, _ddp),
-        Strategy("zero1", "full parameters, sharded optimizer state", _one_axis, _zero1),
-        Strategy("fsdp", "everything sharded within each block", _one_axis, _fsdp),
-        Strategy("hsdp", "sharded inside a group of devices, replicated across groups", _two_axes, _fsdp),
-    )
-}
-
-
-def shard_group(config: StrategyConfig, devices: int, hosts: int) -> int:
-    """HSDP's devices in a shard group: as configured, else a host's, else half of a single host's."""
-    if config.shard_devices is not None:
-        return config.shard_devices
-    return max(1, devices // hosts if hosts > 1 else devices // 2)
-
-
-def axis_sizes(config: StrategyConfig, devices: int, hosts: int = 1) -> dict[str, int]:
-    """The mesh's axes and their sizes, outermost first."""
-    return STRATEGIES[config.name].axis_sizes(devices, shard_group(config, devices, hosts))

@@ -7,8 +7,8 @@ from jaxdp.models.shapes import block_count, count
 from jaxdp.predict.evaluate import evaluate
 from jaxdp.predict.hardware import load_hardware
 from jaxdp.predict.tradeoffs import widened, with_model
-from jaxdp.strategies.collectives import minimum_bytes
 from jaxdp.strategies.rules import DATA_AXIS
+from jaxdp.strategies.volume import Step, ddp_bytes, fsdp_bytes
 from jaxdp.workload import units_per_batch
 from sims.findings.drawing import COLOUR, OTHER, panels
 from sims.findings.finding import CONDITIONAL, FAILS, HOLDS, Drawing, Finding, Trial, Value, listed
@@ -90,11 +90,13 @@ def _config(name: str) -> Config:
 
 def _ratio_in_bfloat16(config: Config) -> float:
     blocks = block_count(config.model)
-    ddp, fsdp = (
-        minimum_bytes(name, blocks, count(config.model) - blocks, {DATA_AXIS: DEVICES}, compute_dtype_bytes=2)
-        for name in ("ddp", "fsdp")
+    step = Step(
+        block_parameters=blocks,
+        root_parameters=count(config.model) - blocks,
+        axis_sizes={DATA_AXIS: DEVICES},
+        compute_dtype_bytes=2,
     )
-    return fsdp / ddp
+    return fsdp_bytes(step) / ddp_bytes(step)
 
 
 def _speeds() -> list[Speed]:

@@ -79,9 +79,9 @@ def measure(lab: Lab) -> Evidence:
 def _row(lab: Lab, devices: int) -> Row:
     steps, each_s = 3 if lab.quick else 6, []
     collectives, flagged = [], []
-    for unit in ("flat", "block"):
-        config = _config(unit, devices)
-        (found,) = lab.bench(f"f5-{devices}-devices-{unit}", [config], devices, steps=steps, allow=("block_split",))
+    for name in ("fsdp_flat", "fsdp"):
+        config = _config(name, devices)
+        (found,) = lab.bench(f"f5-{devices}-devices-{name}", [config], devices, steps=steps, allow=("block_split",))
         flagged.append(_splits(config, devices))
         collectives.append({row["kind"]: row["count"] for row in found.collectives})
         each_s.append(found.step_time_s.p10)  # a busy machine only adds to the slept latency
@@ -93,14 +93,14 @@ def _splits(config: Config, devices: int) -> bool:
     return any(finding.name == "block_split" for finding in preflight(config, devices).findings)
 
 
-def _config(unit: str, devices: int) -> Config:
+def _config(name: str, devices: int) -> Config:
     """Small, so that the latency dominates; every size is a multiple of 2 to 6."""
     return build(
         {
             "model": {"layers": BLOCKS, "width": 60, "heads": 6, "ffn": 120, "context": 16, "vocab": 120},
             "data": {"corpus": "synthetic"},
             "train": {"global_batch": ROWS * devices, "compute_dtype": "float32"},
-            "strategy": {"name": "fsdp", "unit": unit, "min_shard_bytes": 0, "round_latency_s": LATENCY_S},
+            "strategy": {"name": name, "min_shard_bytes": 0, "round_latency_s": LATENCY_S},
         }
     )
 
@@ -110,7 +110,7 @@ def _predicted() -> list[Predicted]:
     found = []
     for latency_s in NETWORKS_S:
         for devices in COUNTS:
-            flags = {"strategy.name": "fsdp", "strategy.unit": "flat", "train.global_batch": 8 * devices}
+            flags = {"strategy.name": "fsdp_flat", "train.global_batch": 8 * devices}
             config = load([model], [f"model.layers={BLOCKS}"], flags)
             group = load_hardware(hardware, devices).groups[0]
             cluster = Hardware((type(group)(**{**vars(group), "nic_latency_s": latency_s}),))

@@ -10,6 +10,7 @@ from typing import Any
 from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.records import SweepRow
 from jaxdp.report.analysis.steps import Steps, from_steps
+from jaxdp.strategies.rows import canonical
 from jaxdp.strict_json import from_json, read_lines
 
 TABLE = "table.jsonl"
@@ -81,12 +82,13 @@ def _load_run(folder: Path, root: Path, source: str) -> Measurement:
     if problem := _result_problem(summary):
         raise BadInput(f"{folder / 'summary.json'}: {problem}; was it written by another version?")
     config = _mapping(record.get("config"))
+    chosen = _mapping(config.get("strategy"))
     benched = "step_time_s" in summary
     result = summary if benched else from_steps(record, summary, _steps(folder, _tokens_per_step(record)))
     return Measurement(
         source=source,
         name=str(Path(source) / folder.relative_to(root)),
-        strategy=str(summary.get("strategy") or _mapping(config.get("strategy")).get("name") or "unknown"),
+        strategy=canonical(str(summary.get("strategy") or chosen.get("name") or "unknown"), chosen.get("unit")),
         devices=int(summary.get("devices") or len(record.get("devices") or ())),
         axes={},
         repeat=0,
@@ -141,7 +143,7 @@ def _load_row(row: SweepRow, folder: Path, source: str) -> Measurement:
     return Measurement(
         source=source,
         name=str(Path(source) / (row.run_dir or row.key)),
-        strategy=str(row.cell.get("strategy", "unknown")),
+        strategy=canonical(str(row.cell.get("strategy", "unknown")), row.cell.get("strategy.unit")),
         devices=int(row.cell.get("devices", 0)),
         axes=axes,
         repeat=row.repeat,

@@ -11,17 +11,10 @@ from jaxdp.report.analysis.load import Measurement
 from jaxdp.report.analysis.metrics import COMPILED, THROUGHPUT, TIME_TO_LOSS, Metric, number_at
 from jaxdp.report.analysis.spread import Spread, spread
 from jaxdp.report.analysis.steps import LossPoint
+from jaxdp.strategies.rows import STRATEGIES
 from jaxdp.strict_json import to_json
 
-# Settings that belong to a strategy, so that they name its line; all others set the conditions that a chart shows.
-OF_STRATEGY: Mapping[str, tuple[str, ...]] = {
-    "strategy.unit": ("fsdp",),
-    "strategy.round_latency_s": ("fsdp",),
-    "strategy.min_shard_bytes": ("zero1", "fsdp", "hsdp"),
-    "strategy.shard_devices": ("hsdp",),
-}
 NO_AXES = ("strategy.name", "train.seed", "train.global_batch")  # a seed is a repeat; the batch tells weak from strong
-ORDER = ("ddp", "zero1", "fsdp", "hsdp", "ps")
 
 Scaling = Literal["weak", "strong", "mixed"]
 
@@ -107,9 +100,11 @@ def _settings(run: Measurement) -> dict[str, Any]:
 
 
 def _concerns(key: str, strategy: str) -> bool:
-    if key.startswith("server."):
+    """Settings of a strategy name its line; all others are conditions, which a chart shows."""
+    section, _, option = key.partition(".")
+    if section == "server":
         return strategy == "ps"
-    return strategy in OF_STRATEGY.get(key, (strategy,))
+    return section != "strategy" or strategy not in STRATEGIES or option in STRATEGIES[strategy].options
 
 
 def cells_of(measurements: Sequence[Measurement], name_source: bool = False) -> list[RunGroup]:
@@ -125,9 +120,9 @@ def cells_of(measurements: Sequence[Measurement], name_source: bool = False) -> 
         RunGroup(label, runs[0].strategy, devices, tokens, conditions, tuple(runs))
         for (conditions, label, devices, tokens), runs in groups.items()
     ]
-    rank = {name: place for place, name in enumerate(ORDER)}
+    rank = {name: place for place, name in enumerate(STRATEGIES)}
     return sorted(
-        cells, key=lambda c: (c.conditions, rank.get(c.strategy, 99), c.label, c.devices, c.tokens_per_step or 0)
+        cells, key=lambda c: (c.conditions, rank.get(c.strategy, len(rank)), c.label, c.devices, c.tokens_per_step or 0)
     )
 
 
