@@ -25,9 +25,10 @@ TOP = {
     "registry",
     "suggest",
 }
+BELOW_CONFIG = ("hlo", "stragglers", "strategies")  # rooms that the config's values are held against
 BELOW = {
     "stragglers": set(),
-    "strategies": {"hlo", "models"},
+    "strategies": {"hlo"},
     "data": set(),
     "models": {"data"},
     "optim": set(),
@@ -133,7 +134,18 @@ def test_the_top_level_modules_import_no_room() -> None:
     for path in [path for name in TOP for path in files(name)]:
         for name in imports(path):
             parts = name.split(".")
-            assert parts[0] != "jaxdp" or len(parts) == 1 or parts[1] in {*TOP, "stragglers"}, f"{path} imports {name}"
+            assert parts[0] != "jaxdp" or len(parts) == 1 or parts[1] in {*TOP, *BELOW_CONFIG}, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("room", BELOW_CONFIG)
+def test_what_a_config_is_checked_against_knows_no_config(room: str) -> None:
+    """A type for the checker alone is allowed."""
+    for path in files(room):
+        outside = path.read_text().replace(
+            "if TYPE_CHECKING:\n    from jaxdp.config", "if TYPE_CHECKING:\n    from nowhere"
+        )
+        names = {alias.module or "" for alias in ast.walk(ast.parse(outside)) if isinstance(alias, ast.ImportFrom)}
+        assert not {name for name in names if name.startswith(("jaxdp.config", "jaxdp.data", "jaxdp.models"))}, path
 
 
 @pytest.mark.parametrize("module", NO_JAX)
