@@ -127,7 +127,7 @@ def recorded(topology: str | None) -> Path:
 
 def available_devices(topology: str | None) -> Sequence[Any]:
     from jaxdp.mesh.devices import claim
-    from jaxdp.predict.compiled import topology_devices
+    from jaxdp.mesh.topology import topology_devices
 
     return topology_devices(topology) if topology else claim(DEVICES)
 

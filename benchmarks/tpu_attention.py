@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--topology", metavar="NAME", default="v5p:2x2x2")
     given = parser.parse_args(arguments)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from jaxdp.mesh.topology import topology_devices
     from jaxdp.models.attention import blocked_attention, xla_attention
-    from jaxdp.predict.compiled import topology_devices
 
     devices = topology_devices(given.topology)[:DEVICES]
     forms = {"whole scores": xla_attention} | {

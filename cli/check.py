@@ -47,7 +47,9 @@ def check(
     ] = False,
     topology: Annotated[
         str | None,
-        typer.Option("--topology", metavar="NAME", help="Compile for a TPU slice that isn't here, such as v5e:2x4."),
+        typer.Option(
+            "--topology", metavar="NAME", help="Compile for devices that aren't here: v5e:2x4, or --hosts of h100x8."
+        ),
     ] = None,
     figure: Annotated[
         Path | None, typer.Option("--figure", metavar="FILE.svg", help="Draw where boundaries fall (and a CSV).")

@@ -8,7 +8,9 @@ import pytest
 
 from jaxdp.config import Config, build
 from jaxdp.errors import BadInput, Refused
-from jaxdp.predict.compiled import _finding, _require_libtpu, compiled_check, examine, topology_devices
+from jaxdp.mesh.gpu_targets import GPU_TARGETS, GpuTarget, target_config
+from jaxdp.mesh.topology import require_libtpu, topology_devices
+from jaxdp.predict.compiled import _finding, compiled_check, examine
 from jaxdp.predict.discrepancies import Discrepancy
 from jaxdp.predict.hardware import load_hardware
 from jaxdp.predict.preflight import preflight, require
@@ -97,13 +99,29 @@ def test_a_libtpu_of_another_jax_is_refused(monkeypatch, found, words):
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(metadata, "requires", lambda _: ['libtpu==0.0.42.*; extra == "tpu"', "numpy>=2.0"])
     if not words:
-        _require_libtpu("--topology v5e:2x4")
+        require_libtpu("--topology v5e:2x4")
         return
     with pytest.raises(BadInput, match=re.escape(words)):
-        _require_libtpu("--topology v5e:2x4")
+        require_libtpu("--topology v5e:2x4")
 
 
 def test_a_parameter_server_has_no_program_to_check():
     server = config("ps")
     with pytest.raises(BadInput, match="worker_strategy"):
         compiled_check(server, preflight(server, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("h10x8", "did you mean h100?"), ("h100x", "host of GPUs"), ("", "GPUs")]
+)
+def test_a_gpu_that_is_not_known_is_refused_with_the_nearest(name: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message.replace("?", r"\?")):
+        topology_devices(name)
+
+
+@pytest.mark.parametrize("target", GPU_TARGETS.values(), ids=GPU_TARGETS)
+def test_a_gpus_description_carries_its_numbers(target: GpuTarget) -> None:
+    text = target_config(target)
+    for value in (target.cores, target.memory, target.bandwidth, target.l2_cache, target.clock_ghz, target.sm[0]):
+        assert f": {value}" in text
+    assert target.kind in text and text.count("{") == text.count("}")

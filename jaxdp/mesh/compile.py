@@ -11,6 +11,7 @@ from jaxdp.mesh.devices import make_mesh
 from jaxdp.mesh.flat import flat_recipe, flat_rule
 from jaxdp.mesh.layout import Layout, make_layout
 from jaxdp.mesh.step import MeshStep, make_step
+from jaxdp.mesh.xla_options import Options
 from jaxdp.recipe import Recipe, TrainState, make_recipe
 from jaxdp.stragglers.in_step import DeviceClocks
 from jaxdp.strategies.rules import ShardRule
@@ -69,11 +70,18 @@ def abstract_batch(config: Config, layout: Layout, example: Batch) -> Batch:
     return jax.tree.map(leaf, example)
 
 
-def compile_step(config: Config, devices: Sequence[jax.Device], hosts: int = 1, rule: ShardRule | None = None) -> Any:
-    """The compiled train step; `devices` may be those of a topology that isn't there."""
+def compile_step(
+    config: Config,
+    devices: Sequence[jax.Device],
+    hosts: int = 1,
+    rule: ShardRule | None = None,
+    options: Options | None = None,
+) -> Any:
+    """The compiled train step; `devices` may be those of a topology that isn't there, `options` are the compiler's."""
     recipe, layout, functions = build_step(config, devices, hosts, rule)
     batch = abstract_batch(config, layout, example_batch(config))
-    return functions.step.lower(abstract_state(recipe, layout), batch).compile()
+    lowered = functions.step.lower(abstract_state(recipe, layout), batch)
+    return lowered.compile(compiler_options=dict(options) if options else None)
 
 
 def compiled_bytes(compiled: Any) -> CompiledBytes | None:

@@ -13,13 +13,11 @@ from jaxdp.errors import BadInput
 
 HOST_DEVICES_WITHOUT_A_CHOICE = 4  # so that a laptop shows the strategy at work
 
-# XLA's latency-hiding flags for NVIDIA GPUs, in one place: collectives overlap computation, and gathers of
-# one layer are combined into few large messages. `--no-xla-flags` leaves XLA's defaults.
+# XLA flags for NVIDIA GPUs, in one place; `--no-xla-flags` leaves XLA's defaults. Thresholds that combine a block's
+# gathers into one leave nothing for them to overlap (`benchmarks/results/gpu_programs.txt`), so there are none.
 GPU_XLA_FLAGS = (
     "--xla_gpu_enable_latency_hiding_scheduler=true",
     "--xla_gpu_enable_while_loop_double_buffering=true",
-    "--xla_gpu_all_gather_combine_threshold_bytes=134217728",
-    "--xla_gpu_reduce_scatter_combine_threshold_bytes=67108864",
 )
 
 

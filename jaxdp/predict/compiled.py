@@ -1,18 +1,17 @@
 """The compiled check: the program that XLA makes of a config, held against the plan of its collectives.
 
-Imports JAX when called. With a topology the program is a TPU's, compiled without one through `libtpu`.
+Imports JAX when called. With a topology the program is that of TPUs or GPUs that need not be there.
 """
 
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jaxdp.config import Config
 from jaxdp.errors import BadInput
 from jaxdp.hlo.collectives import Collective, collectives
+from jaxdp.mesh.topology import is_gpu_topology, topology_devices
+from jaxdp.mesh.xla_options import DEVICELESS, Options
 from jaxdp.predict.discrepancies import Discrepancy, compare
 from jaxdp.predict.preflight import Diagnostic, Report
 from jaxdp.predict.sharding import shards
@@ -56,7 +55,8 @@ def compiled_check(
     """
     if config.strategy.name == "ps":
         raise BadInput("--compile: a parameter server has no collectives of its own; check server.worker_strategy")
-    program = examine(config, _devices(report.devices, topology, host_names), hosts, rule)
+    devices = _devices(report.devices, topology, hosts, host_names)
+    program = examine(config, devices, hosts, rule, DEVICELESS if topology and is_gpu_topology(topology) else None)
     needed = program.bytes.total if program.bytes else report.memory_bytes
     findings = [*report.findings, *program.findings]
     if memory_bytes is not None and needed is not None and needed > memory_bytes:
@@ -66,11 +66,17 @@ def compiled_check(
     return replace(report, findings=tuple(findings), memory_bytes=needed, compiled=_compiled(program))
 
 
-def examine(config: Config, devices: "list[jax.Device]", hosts: int = 1, rule: ShardRule | None = None) -> Program:
+def examine(
+    config: Config,
+    devices: "list[jax.Device]",
+    hosts: int = 1,
+    rule: ShardRule | None = None,
+    options: Options | None = None,
+) -> Program:
     """Compiles the step for these devices and compares its collectives with the plan."""
     from jaxdp.mesh.compile import compile_step, compiled_bytes
 
-    compiled = compile_step(config, devices, hosts, rule)
+    compiled = compile_step(config, devices, hosts, rule, options)
     found = collectives(compiled.as_text())
     dtype = config.train.dtype_on(devices[0].platform)
     planned = planned_collectives(config, shards(config, len(devices), hosts), dtype)
@@ -128,45 +134,12 @@ def _compiled(program: Program) -> dict[str, Any]:
     }
 
 
-def _devices(count: int, topology: str | None, host_names: Sequence[str]) -> "list[jax.Device]":
+def _devices(count: int, topology: str | None, hosts: int, host_names: Sequence[str]) -> "list[jax.Device]":
     if topology is None:
         from jaxdp.mesh.devices import claim
 
         return claim(count, host_names)
-    found = topology_devices(topology)
+    found = topology_devices(topology, hosts)
     if count > len(found):
         raise BadInput(f"--topology {topology}: has {len(found)} devices, not {count}; set --devices {len(found)}")
     return found[:count]
-
-
-# So that libtpu neither asks a metadata server that isn't there, nor warns about what it can't find out.
-_NO_TPU_HERE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_MIN_LOG_LEVEL": "3"}
-
-
-def topology_devices(name: str) -> "list[jax.Device]":
-    """The devices of a TPU slice such as `v5e:2x4`, which need not exist; needs the extra `tpu-topology`."""
-    if not re.fullmatch(r"v\d+[a-z]*:\d+(x\d+){1,2}", name):
-        raise BadInput(f"--topology {name}: expected a TPU slice such as v5e:2x4 or v5p:2x2x2")
-    _require_libtpu(f"--topology {name}")
-    from jax.experimental import topologies
-
-    for variable, value in _NO_TPU_HERE.items():
-        os.environ.setdefault(variable, value)
-    try:
-        described = topologies.get_topology_desc(platform="tpu", topology_name=name)
-    except Exception as error:  # whatever the plug-in raises, in its own types
-        raise BadInput(f"--topology {name}: {' '.join(str(error).split())[:200]}") from None
-    return list(described.devices)
-
-
-def _require_libtpu(where: str) -> None:
-    """Another libtpu than jax was made with may compile programs that it cannot print."""
-    remedy = "pip install 'jaxdp[tpu-topology]'"
-    try:
-        found = metadata.version("libtpu")
-    except metadata.PackageNotFoundError:
-        raise BadInput(f"{where}: needs libtpu (about 480 MB): {remedy}") from None
-    wanted = re.search(r"libtpu==([\d.]+)\.\*", " ".join(metadata.requires("jax") or ()))
-    if wanted and not f"{found}.".startswith(f"{wanted[1]}."):
-        jax_version = metadata.version("jax")
-        raise BadInput(f"{where}: libtpu {found} does not fit jax {jax_version}, which needs {wanted[1]}.*: {remedy}")
