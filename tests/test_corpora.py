@@ -20,6 +20,7 @@ from jaxdp import config
 from jaxdp.data import token_files
 from jaxdp.data.corpora import Corpus, open_corpus
 from jaxdp.errors import BadInput
+from jaxdp.install import install_command
 
 
 @pytest.fixture(autouse=True)
@@ -400,4 +401,4 @@ def test_bad_tokenizers_are_refused_by_name(tmp_path, words):
 def test_a_missing_tokenizer_package_names_the_command(tmp_path, words, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     text = write(tmp_path / "a.txt", "the cat sat " * 20)
-    assert "pip install 'jaxdp[tokenizers]'" in refusal("files", text, tokenizer=words)
+    assert install_command("tokenizers") in refusal("files", text, tokenizer=words)

@@ -16,6 +16,7 @@ TOP = {
     "records",
     "errors",
     "units",
+    "install",
     "strict_json",
     "timeline",
     "cache",

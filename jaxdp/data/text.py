@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp import cache
 from jaxdp.errors import BadInput
+from jaxdp.install import install_command
 
 
 class Document(NamedTuple):
@@ -115,7 +116,7 @@ def _tokenizers_package():
     try:
         import tokenizers
     except ImportError:
-        raise BadInput("data.tokenizer: needs the package tokenizers; run pip install 'jaxdp[tokenizers]'") from None
+        raise BadInput(f"data.tokenizer: needs the package tokenizers; {install_command('tokenizers')}") from None
     return tokenizers
 
 

@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from jaxdp.errors import BadInput
+from jaxdp.install import install_command
 from jaxdp.mesh.gpu_targets import GPU_TARGETS, target_config
 from jaxdp.suggest import suggest
 
@@ -48,9 +49,8 @@ def _gpus(name: str, hosts: int) -> "list[jax.Device]":
     try:
         metadata.version("jax-cuda12-plugin")
     except metadata.PackageNotFoundError:
-        raise BadInput(
-            f"--topology {name}: needs jax[cuda12] (4.4 GB, no GPU and no driver): the extra gpu-topology"
-        ) from None
+        remedy = install_command("gpu-topology")
+        raise BadInput(f"--topology {name}: needs the CUDA plugin (4.4 GB; no GPU, no driver): {remedy}") from None
     text = target_config(GPU_TARGETS[matched[1]])
     return _described(name, platform="cuda", target_config=text, topology=f"1x{hosts}x{matched[2] or 1}")
 
@@ -66,7 +66,7 @@ def _described(name: str, **description: str) -> "list[jax.Device]":
 
 def require_libtpu(where: str) -> None:
     """Another libtpu than jax was made with may compile programs that it cannot print."""
-    remedy = "pip install 'jaxdp[tpu-topology]'"
+    remedy = install_command("tpu-topology")
     try:
         installed = metadata.version("libtpu")
     except metadata.PackageNotFoundError:

@@ -10,6 +10,7 @@ import jax
 
 from jaxdp.config import Config
 from jaxdp.errors import BadInput, JaxdpError
+from jaxdp.install import install_command
 from jaxdp.policies import parse_policy
 from jaxdp.recipe import Recipe, TrainState, make_recipe
 from jaxdp.records import StepRecord, Window
@@ -202,5 +203,5 @@ def _ray_engine(config: Config, plan: ShardPlan, workers: int) -> Any:
     try:
         from jaxdp.server.ray import RayEngine  # Ray takes seconds to import and may not be installed
     except ImportError:
-        raise BadInput("server.engine: ray is not installed; pip install jaxdp[ray]") from None
+        raise BadInput(f"server.engine: ray is not installed; {install_command('ray')}") from None
     return RayEngine(config, plan, workers)
