@@ -163,7 +163,7 @@ def test_a_scan_over_undeclared_blocks_is_named() -> None:
 
 
 def test_what_only_the_built_in_transformer_has_is_refused() -> None:
-    with pytest.raises(BadInput, match="flat unit"):
+    with pytest.raises(BadInput, match="fsdp_flat"):
         build({"task": "tests.task_cases:module", "strategy": {"name": "fsdp", "unit": "flat"}})
     with pytest.raises(BadInput, match="built-in transformer only"):
         advise(config("module"), load_hardware("h100x8"))
