@@ -220,7 +220,7 @@ def _simulate(
 
 
 def _trainer(case: "Scenario") -> "Trainer":
-    """Real training: a workshop a seed, made when first needed. Whatever can be refused is refused here."""
+    """Real training: a setup for each seed, made when first needed. Whatever can be refused is refused here."""
     from functools import cache, partial
 
     from sims import gradients

@@ -51,7 +51,7 @@ def draw_losses(results: Sequence[Result], folder: Path) -> list[Path]:
 
 
 def slowed(scenario: Scenario) -> Series:
-    """Each strategy's useful throughput when worker 0 is a factor slower on top of the setting's delays."""
+    """Each strategy's useful throughput when worker 0 is a factor slower on top of the scenario's delays."""
     steps = max(20, min(scenario.steps, SWEPT_PUSHES // scenario.workers))
     series = {}
     for strategy in scenario.strategies:

@@ -138,7 +138,7 @@ class MeshLearner:
 
 
 def training_config(scenario: Scenario, seed: int, learning_rate: float | None = None) -> Config:
-    """The config that is trained: the setting's file or name, its steps, workers and seed."""
+    """The config that is trained: the scenario's file or name, its steps, workers and seed."""
     flags = {
         "train.steps": scenario.steps,
         "train.seed": seed,

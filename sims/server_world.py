@@ -119,7 +119,7 @@ class ServerSimulation:
         heapq.heappush(self.events, (now, kind, self.count, worker))
 
     def _pull(self, worker: int, now: int) -> None:
-        """PullRequest for parameters; once granted they queue for the server's link, and then the worker computes."""
+        """Asks for parameters; once granted they queue for the server's link, and then the worker computes."""
         version = self.server.pull(worker)
         if version is None:
             return

@@ -243,7 +243,7 @@ time.sleep(600)
 """
     process = start(room, 2, body)
     processes = wait_for(room, "here0", "here1", "child0", "child1")
-    processes += [each.pid for each in psutil.Process(process.pid).children()]  # its minder too
+    processes += [each.pid for each in psutil.Process(process.pid).children()]  # its reaper too
     process.kill()
     process.communicate(timeout=30)
     assert_ended(processes)

@@ -192,7 +192,7 @@ def dip(tmp_path: Path) -> Path:
     return write_sweep(tmp_path / "sweep", rows)
 
 
-def test_the_csv_has_every_quantity_once_and_efficiency(tmp_path: Path) -> None:
+def test_the_csv_has_every_metric_once_and_efficiency(tmp_path: Path) -> None:
     lines = list(csv.DictReader(StringIO(to_csv(study([dip(tmp_path)])))))
     keys = [(line["strategy"], line["devices"], line["scaling"], line["metric"]) for line in lines]
     assert len(set(keys)) == len(keys)

@@ -96,7 +96,7 @@ def test_a_batch_that_changes_otherwise_is_neither() -> None:
     assert [curve.scaling for curve in curves_of(cells_of(measured(rows)))] == ["mixed"]
 
 
-def test_axes_of_the_strategy_name_its_line_and_others_the_scene(tmp_path: Path) -> None:
+def test_axes_of_the_strategy_name_its_line_and_others_the_conditions(tmp_path: Path) -> None:
     """The flat unit goes by its own name, also where an older table spells it as a unit of FSDP."""
     axes = {"strategy.min_shard_bytes": 0, "model.width": 64, "server.policy": "ssp"}
     rows = [row("fsdp", 2, 1.0, axes={"strategy.unit": "flat", **axes}), row("fsdp_flat", 2, 1.0, axes=axes)]
@@ -114,7 +114,7 @@ def test_runs_get_the_settings_that_vary_as_axes_but_never_the_seed(tmp_path: Pa
     assert [(cell.conditions, len(cell.runs)) for cell in cells_of(runs)] == [("width=128", 1), ("width=64", 2)]
 
 
-def test_a_setting_of_another_strategy_makes_no_scene(tmp_path: Path) -> None:
+def test_a_setting_of_another_strategy_makes_no_conditions(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "ddp", 2, 100.0, server={"policy": "async"})
     write_run(tmp_path / "b", "ddp", 2, 110.0, server={"policy": "ssp"})
     assert [len(cell.runs) for cell in cells_of(with_axes(load(tmp_path, "runs")))] == [2]

@@ -133,8 +133,8 @@ def test_an_outage_loses_a_gradient_and_no_more(setup: TrainingSetup) -> None:
 
 def test_the_grid_keeps_the_rate_that_ends_lowest(setup: TrainingSetup) -> None:
     grid = (0.01, 1e-5, 100.0)
-    workshop = TrainingSetup(replace(setup.scenario, learning_rates=grid), 0)
-    _, training = best_of_grid(workshop, ASYNC)
+    gridded = TrainingSetup(replace(setup.scenario, learning_rates=grid), 0)
+    _, training = best_of_grid(gridded, ASYNC)
     assert training.learning_rate == 0.01
     assert set(training.ends) == set(grid)
     assert training.ends[0.01] < training.ends[1e-5]

@@ -1,4 +1,4 @@
-"""The keys of a config: their types, ranges, defaults and descriptions, which flags and help are made from."""
+"""The keys of a config: their types, ranges, defaults and descriptions."""
 
 import math
 import re

@@ -12,13 +12,13 @@ from jaxdp.job.launch import REAPER
 
 GRACE_S = 5.0
 
-# Tells the minder of its process group and only then becomes the command: there is no moment to slip through. Not a
+# Tells the reaper of its process group and only then becomes the command: there is no moment to slip through. Not a
 # `preexec_fn`, which must not be used where threads run, such as a progress bar's.
 EXEC_IN_GROUP = """
 import os, sys
-minder, command = int(sys.argv[1]), sys.argv[2:]
-os.write(minder, b"%d\\n" % os.getpid())
-os.close(minder)
+reaper, command = int(sys.argv[1]), sys.argv[2:]
+os.write(reaper, b"%d\\n" % os.getpid())
+os.close(reaper)
 try:
     os.execvp(command[0], command)
 except OSError as error:
@@ -31,10 +31,10 @@ def started(command: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes]) -> 
     """The command's process, without input and in a process group of its own; at the end of the `with` all of it is
     ended: asked first, killed after `GRACE_S`. SIGKILL of this process kills it too."""
     python = [sys.executable, "-I", "-S", "-c"]
-    minder = subprocess.Popen([*python, REAPER], stdin=subprocess.PIPE, start_new_session=True)
-    assert minder.stdin is not None
+    reaper = subprocess.Popen([*python, REAPER], stdin=subprocess.PIPE, start_new_session=True)
+    assert reaper.stdin is not None
     try:
-        told = minder.stdin.fileno()
+        told = reaper.stdin.fileno()
         process = subprocess.Popen(
             [*python, EXEC_IN_GROUP, str(told), *command],
             stdin=subprocess.DEVNULL,
@@ -48,8 +48,8 @@ def started(command: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes]) -> 
         finally:
             _end(process)
     finally:
-        minder.stdin.close()
-        minder.wait()
+        reaper.stdin.close()
+        reaper.wait()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

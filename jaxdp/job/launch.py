@@ -93,8 +93,8 @@ def launch(
         )
     shares = device_shares(processes, devices_per_process)
     address = f"127.0.0.1:{free_port() if port is None else checked_port(port)}"
-    minder = subprocess.Popen([sys.executable, "-I", "-S", "-c", REAPER], stdin=subprocess.PIPE, start_new_session=True)
-    assert minder.stdin is not None
+    reaper = subprocess.Popen([sys.executable, "-I", "-S", "-c", REAPER], stdin=subprocess.PIPE, start_new_session=True)
+    assert reaper.stdin is not None
     try:
         ranks = []
         for number, share in enumerate(shares):
@@ -105,13 +105,13 @@ def launch(
                 "JAXDP_STALL_TIMEOUT_S": f"{stall_timeout_s:g}",
             }
             joining = joining if processes > 1 else {}  # one alone has nobody to join
-            ranks.append(_start(command, number, os.environ | joining | share, minder.stdin))
+            ranks.append(_start(command, number, os.environ | joining | share, reaper.stdin))
         logging.getLogger(stopping.__name__).setLevel(logging.ERROR)  # the ranks say themselves what a signal means
         with StopFlag() as stop:
             return _supervise(ranks, stop, stall_timeout_s or math.inf)
     finally:
-        minder.stdin.close()
-        minder.wait()
+        reaper.stdin.close()
+        reaper.wait()
 
 
 def free_port() -> int:
@@ -132,8 +132,8 @@ def checked_port(port: int) -> int:
     return port
 
 
-def _start(command: Sequence[str], number: int, environment: dict[str, str], minder: IO[bytes]) -> Rank:
-    """The rank tells the minder of its group before it becomes the command: there is no moment to slip through."""
+def _start(command: Sequence[str], number: int, environment: dict[str, str], reaper: IO[bytes]) -> Rank:
+    """The rank tells the reaper of its group before it becomes the command: there is no moment to slip through."""
     output = None if number == 0 else subprocess.PIPE
     process = subprocess.Popen(
         command,
@@ -142,7 +142,7 @@ def _start(command: Sequence[str], number: int, environment: dict[str, str], min
         stdout=output,
         stderr=None if number == 0 else subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=lambda: os.write(minder.fileno(), b"%d\n" % os.getpid()),  # before any thread is started here
+        preexec_fn=lambda: os.write(reaper.fileno(), b"%d\n" % os.getpid()),  # before any thread is started here
     )
     return Rank(number, process)
 

@@ -104,14 +104,14 @@ def _sequence_backward(block: int, saved: tuple[jax.Array, ...]) -> tuple[jax.Ar
     q, out, d_out = (saved[i].transpose(1, 2, 0, 3) for i in (0, 3, 5))
     k, v = (saved[i].swapaxes(0, 1) for i in (1, 2))
     logsum = saved[4]
-    # Softmax's Jacobian needs sum_s chance_s * d_chance_s, which equals out . d_out.
+    # Softmax's Jacobian needs sum_s prob_s * d_prob_s, which equals out . d_out.
     inner = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1, keepdims=True)
     d_queries, d_k, d_v = [], None, None
     for start, end in reversed(query_blocks(q.shape[2], block)):
         q_block, d_block = q[:, :, start:end], d_out[:, :, start:end]
         probs = jnp.exp(_scores(q, k, start, end) - logsum[:, :, start:end])
-        d_chances = _einsum("grqk,gsk->grqs", d_block, v[:, :end])
-        d_scores = (probs * (d_chances - inner[:, :, start:end])).astype(q.dtype)
+        d_probs = _einsum("grqk,gsk->grqs", d_block, v[:, :end])
+        d_scores = (probs * (d_probs - inner[:, :, start:end])).astype(q.dtype)
         d_queries.append(_einsum("grqs,gsk->grqk", d_scores, k[:, :end]))
         # Keys and values come out as [K, S]: contracting over the rows of the large factor is slow.
         d_k = _add_prefix(d_k, _einsum("grqk,grqs->gks", q_block, d_scores))

@@ -7,7 +7,7 @@ from jaxdp.report.analysis.bends import Bend
 from jaxdp.report.analysis.load import Measurement
 from jaxdp.report.analysis.run_groups import Curve, RunGroup
 from jaxdp.report.analysis.spread import apart
-from jaxdp.report.analysis.views import by_scene, cell_table, few, metric_charts
+from jaxdp.report.analysis.views import by_conditions, cell_table, few, metric_charts
 from jaxdp.report.section import Section, Table, TableCell
 
 OVERVIEW = (q.THROUGHPUT, q.STATE, q.SENT, q.COMMUNICATION, q.LAST_LOSS)
@@ -49,9 +49,9 @@ def caveats(cells: Sequence[RunGroup]) -> list[str]:
 
 
 def _fastest(cells: Sequence[RunGroup]) -> list[str]:
-    """The fastest of each conditions at its most devices, and whether that is beyond the spread; and the leanest."""
+    """For each set of conditions: the fastest on the most devices, whether beyond the spread, and the leanest."""
     said = []
-    for conditions, own in by_scene(cells):
+    for conditions, own in by_conditions(cells):
         most = max(cell.devices for cell in own)
         rates = [(rate, cell) for cell in own if cell.devices == most and (rate := cell.spread(q.THROUGHPUT))]
         if len(rates) < 2:

@@ -6,16 +6,16 @@ from dataclasses import replace
 from jaxdp.report.analysis import metrics as q
 from jaxdp.report.analysis.run_groups import RunGroup
 from jaxdp.report.analysis.steps import LossPoint, thinned
-from jaxdp.report.analysis.views import by_scene, cell_table, facts_of, titled
+from jaxdp.report.analysis.views import by_conditions, cell_table, facts_of, titled
 from jaxdp.report.section import Chart, Point, Section, Series
 
 LOSS_POINTS = 150  # of a curve
 
 
 def losses(cells: Sequence[RunGroup], marks: dict[str, float]) -> Section | None:
-    """Curves of the first repeat, on the fewest and the most devices of each conditions; and the time to a loss."""
+    """Curves of the first repeat for each set of conditions, on its fewest and its most devices; time to a loss."""
     charts = []
-    for conditions, own in by_scene(cells):
+    for conditions, own in by_conditions(cells):
         counts = [cell.devices for cell in own]
         for devices in sorted({min(counts), max(counts)}):
             charts += _loss_charts(conditions, devices, [cell for cell in own if cell.devices == devices])

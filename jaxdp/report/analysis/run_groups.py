@@ -23,7 +23,7 @@ Scaling = Literal["weak", "strong", "mixed"]
 class RunGroup:
     """One strategy under one set of conditions, and its measurements: the repeats.
 
-    `conditions` are the axes that are not the strategy's own; cells of one conditions can be compared.
+    `conditions` are the axes that are not the strategy's own; cells under the same conditions can be compared.
     """
 
     label: str
@@ -115,7 +115,7 @@ def cells_of(measurements: Sequence[Measurement], name_source: bool = False) -> 
     groups: dict[tuple[Any, ...], list[Measurement]] = {}
     for run in (run for run in measurements if run.result is not None):
         label = label_of(run) + (f" · {run.source}" if name_source else "")
-        groups.setdefault((scene_of(run), label, run.devices, run.tokens_per_step), []).append(run)
+        groups.setdefault((conditions_of(run), label, run.devices, run.tokens_per_step), []).append(run)
     cells = [
         RunGroup(label, runs[0].strategy, devices, tokens, conditions, tuple(runs))
         for (conditions, label, devices, tokens), runs in groups.items()
@@ -139,7 +139,7 @@ def label_of(run: Measurement) -> str:
     return " ".join([run.strategy, *own])
 
 
-def scene_of(run: Measurement) -> str:
+def conditions_of(run: Measurement) -> str:
     return ", ".join(
         f"{_short(key)}={_text(value)}"
         for key, value in run.axes.items()
@@ -160,7 +160,7 @@ def _text(value: Any) -> str:
 
 
 def curves_of(cells: Sequence[RunGroup]) -> list[Curve]:
-    """A scaling curve for each strategy of each conditions that was measured on two device counts or more."""
+    """A scaling curve for each strategy under the same conditions that was measured on two device counts or more."""
     lines: dict[tuple[str, str], list[RunGroup]] = {}
     for cell in cells:
         if cell.spread(THROUGHPUT) and cell.tokens_per_step and cell.devices:
@@ -208,12 +208,12 @@ def with_time_to_loss(measurements: Sequence[Measurement]) -> tuple[list[Measure
     The loss is the lowest that all have reached, rounded up to two decimals.
     """
     marks = {}
-    for conditions in dict.fromkeys(map(scene_of, measurements)):
-        runs = [run for run in measurements if scene_of(run) == conditions and run.result]
+    for conditions in dict.fromkeys(map(conditions_of, measurements)):
+        runs = [run for run in measurements if conditions_of(run) == conditions and run.result]
         lowest = [min(point.loss for point in curve) for run in runs if (curve := _smoothed(run))]
         if len(lowest) > 1 and not any(TIME_TO_LOSS.key in (run.result or {}) for run in runs):
             marks[conditions] = ceil(max(lowest) * 100) / 100
-    return [_timed(run, marks.get(scene_of(run))) for run in measurements], marks
+    return [_timed(run, marks.get(conditions_of(run))) for run in measurements], marks
 
 
 def _smoothed(run: Measurement) -> list[LossPoint]:

@@ -6,7 +6,7 @@ from jaxdp.report.analysis.bends import Bend, bend_at
 from jaxdp.report.analysis.metrics import THROUGHPUT
 from jaxdp.report.analysis.run_groups import Curve, CurvePoint
 from jaxdp.report.analysis.spread import Spread
-from jaxdp.report.analysis.views import SPREAD_CAPTION, by_scene, conditions_column, point_of, shown, titled
+from jaxdp.report.analysis.views import SPREAD_CAPTION, by_conditions, conditions_column, point_of, shown, titled
 from jaxdp.report.section import Chart, Point, Section, Series, Table, TableCell, Verdict
 
 
@@ -27,7 +27,7 @@ def scaling(curves: Sequence[Curve], bends: Sequence[Bend]) -> Section | None:
     prose += "".join(f"\n\n**{bend.label}**: {bend.statement}." for bend in bends)
     charts = [
         _curve_chart(name, unit, conditions, own, bends, value, ideal)
-        for conditions, own in by_scene(curves)
+        for conditions, own in by_conditions(curves)
         for name, unit, value, ideal in (
             ("Scaling efficiency", "efficiency", lambda point: point.efficiency, lambda n, base: 1.0),
             ("Speed-up", "speed-up", lambda point: point.speed_up, lambda n, base: n / base),

@@ -55,10 +55,10 @@ def conditions_column(items: Sequence[RunGroup] | Sequence[Curve]) -> list[str]:
 
 
 def metric_charts(cells: Sequence[RunGroup], metrics: Sequence[Metric]) -> list[Chart]:
-    """Each metric over devices, a chart a conditions; as dots in rows where there is one device count only."""
+    """Each metric over devices, a chart for each set of conditions; dots in rows where there is one device count."""
     charts = []
     for metric in metrics:
-        for conditions, own in by_scene(cells):
+        for conditions, own in by_conditions(cells):
             known = [(cell, found.scaled(metric.scale)) for cell in own if (found := cell.spread(metric))]
             if known:
                 charts.append(_metric_chart(metric, conditions, known))
@@ -112,6 +112,6 @@ def titled(title: str, conditions: str) -> str:
     return f"{title} ({conditions})" if conditions else title
 
 
-def by_scene(items: Sequence[T]) -> list[tuple[str, list[T]]]:
+def by_conditions(items: Sequence[T]) -> list[tuple[str, list[T]]]:
     conditions_seen = dict.fromkeys(item.conditions for item in items)
     return [(conditions, [item for item in items if item.conditions == conditions]) for conditions in conditions_seen]
