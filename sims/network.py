@@ -12,11 +12,12 @@ from jaxdp.strategies.rows import STRATEGIES
 from jaxdp.strategies.rules import DATA_AXIS
 from jaxdp.strategies.volume import Step
 from sims.scenario import Scenario
+from sims.strategy import DDP_VARIANTS
 
 
 def ring_passes(strategy: str) -> float:
     """Over the message in a step, by the strategy's own formula; those that only a simulation has reduce as DDP."""
-    row = STRATEGIES[strategy if strategy in STRATEGIES else "ddp"]
+    row = STRATEGIES["ddp" if strategy in DDP_VARIANTS else strategy]
     step = Step(block_parameters=1, root_parameters=0, axis_sizes={DATA_AXIS: 2})
     return row.least_bytes(step) / (step.share(DATA_AXIS) * PARAMETER_BYTES)
 

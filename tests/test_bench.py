@@ -80,6 +80,7 @@ def test_under_stragglers_the_barrier_waits_and_the_server_does_not(tmp_path: Pa
     assert ps.extra["updates_per_second"] == pytest.approx(2 / ps.step_time_s.median, rel=0.1)
     assert ps.extra["policy"] == "async" and ps.extra["staleness"]["mean"] > 0
     assert ps.extra["bytes_pulled"] > 0 and len(ps.extra["idle_share"]) == 2
+    assert ps.collective_bytes_minimum == ps.collective_bytes_per_device == 2 * ddp.memory.parameter_bytes_per_device
     assert any("stragglers" in note for note in ddp.notes)
     for name, lanes in (("ddp", {"compute"}), ("ps", {"compute", "NIC in", "NIC out", "apply"})):
         events = json.loads((tmp_path / "run" / name / "trace.json").read_text())["traceEvents"]

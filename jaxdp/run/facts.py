@@ -112,9 +112,6 @@ def communication_of(run: Run) -> Communication:
     """The collectives of the compiled program and the strategy's minimum; of a server, a worker's pull and push."""
     found = collectives(program_of(run).as_text())
     rows, moved = summarise(each for each in found if each.group_size > 1)
-    if isinstance(run, ServerRun):
-        transfers = 2 * run.plan.bytes
-        return Communication(rows, None if moved is None else moved + transfers, transfers)
     in_blocks, root = (
         sum(parameter.size for parameter in run.recipe.task.parameters if parameter.in_blocks == inside)
         for inside in (True, False)
@@ -122,10 +119,12 @@ def communication_of(run: Run) -> Communication:
     step = volume.Step(
         block_parameters=in_blocks,
         root_parameters=root,
-        axis_sizes=run.layout.mesh.shape,
+        axis_sizes={} if isinstance(run, ServerRun) else run.layout.mesh.shape,
         compute_dtype_bytes=np.dtype(run.recipe.compute_dtype).itemsize,
         accumulation=run.config.train.accumulation,
     )
+    if isinstance(run, ServerRun) and moved is not None:
+        moved += 2 * run.plan.bytes
     return Communication(rows, moved, round(run.config.strategy.row.least_bytes(step)))
 
 

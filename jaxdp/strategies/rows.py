@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from jaxdp.registry import Registry
 from jaxdp.strategies.rules import DATA_AXIS, HOST_AXIS, Cut, RuleOptions, ShardRule, cut_by
-from jaxdp.strategies.volume import Step, ddp_bytes, fsdp_bytes, zero1_bytes
+from jaxdp.strategies.volume import Step, ddp_bytes, fsdp_bytes, server_bytes, zero1_bytes
 
 
 def one_axis(devices: int, group: int) -> dict[str, int]:
@@ -20,10 +20,6 @@ def one_axis(devices: int, group: int) -> dict[str, int]:
 
 def host_and_data_axes(devices: int, group: int) -> dict[str, int]:
     return {HOST_AXIS: devices // group, DATA_AXIS: group}
-
-
-def least_of_no_mesh(step: Step) -> float:
-    raise NotImplementedError("a strategy without a mesh moves what its engine says")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +39,7 @@ class Strategy:
     name: str
     summary: str
     cut: Cut | None
-    least_bytes: Callable[[Step], float] = least_of_no_mesh
+    least_bytes: Callable[[Step], float]
     axes: Callable[[int, int], Mapping[str, int]] = one_axis
     rule: Callable[[Cut, RuleOptions], ShardRule] = cut_by
     options: tuple[str, ...] = ()
@@ -124,7 +120,12 @@ STRATEGIES: Registry[Strategy] = Registry(
             flat=True,
             exhibit=True,
         ),
-        Strategy(name="ps", summary="a parameter server: workers pull parameters and push gradients", cut=None),
+        Strategy(
+            name="ps",
+            summary="a parameter server: workers pull parameters and push gradients",
+            cut=None,
+            least_bytes=server_bytes,
+        ),
     ),
 )
 register = STRATEGIES.register

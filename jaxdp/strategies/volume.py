@@ -50,3 +50,8 @@ def fsdp_bytes(step: Step) -> float:
     everything = step.parameters * GRADIENT_BYTES
     across = 2 * step.share(HOST_AXIS) * everything / step.axis_sizes[DATA_AXIS]
     return step.share(DATA_AXIS) * (gathers + step.accumulation * everything) + across
+
+
+def server_bytes(step: Step) -> float:
+    """A worker's pull of the parameters and push of the gradients."""
+    return step.parameters * (PARAMETER_BYTES + GRADIENT_BYTES)
