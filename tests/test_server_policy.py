@@ -81,15 +81,17 @@ class Model:
         self.present.discard(worker)
         self.settle()
 
-    def join(self, worker: int) -> None:
-        if worker not in self.present:
+    def join(self, *workers: int) -> None:
+        coming = set(workers) - self.present
+        others = [self.next[w] for w in self.present]
+        for worker in coming:
             own = self.next.get(worker, 0)
-            if self.case in LEAD and self.present:
-                own = max(own, min(self.next[w] for w in self.present))
+            if self.case in LEAD and others:
+                own = max(own, min(others))
             if self.case in BARRIER:
                 own = max(own, self.version)
             self.next[worker] = own
-            self.present.add(worker)
+        self.present |= coming
         self.settle()
 
 
@@ -181,12 +183,12 @@ class Interleavings(RuleBasedStateMachine):
         self.model.leave(worker)
         self.check(self.server.leave(worker), before)
 
-    @rule(worker=st.integers(0, 6))
-    def join(self, worker: int) -> None:
+    @rule(workers=st.lists(st.integers(0, 6), min_size=1, unique=True))
+    def join(self, workers: list[int]) -> None:
         before = self.model.version
-        self.model.join(worker)
-        self.check(self.server.join(worker), before)
-        assert self.server.sequences[worker] == self.model.next[worker]
+        self.model.join(*workers)
+        self.check(self.server.join(*workers), before)
+        assert all(self.server.sequences[worker] == self.model.next[worker] for worker in workers)
 
     @rule()
     def restart(self) -> None:
@@ -198,8 +200,8 @@ class Interleavings(RuleBasedStateMachine):
             self.sent.remove((worker, sequence, self.version_of(worker, sequence)))
         self.model.held, self.computing, self.waiting = [], {}, set()
         present, self.model.present = self.model.present, set()
-        for worker in sorted(present):
-            self.join(worker)
+        if present:
+            self.join(sorted(present))
 
     def version_of(self, worker: int, sequence: int) -> int:
         return next(v for w, s, v in self.sent if (w, s) == (worker, sequence))
@@ -268,6 +270,19 @@ def test_held_pushes_are_computed_again_after_a_restart() -> None:
     restored = Server.restore(policy, server.snapshot())
     restored.join(1)
     assert restored.sequences == {1: 0}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_no_step_of_a_slower_worker_is_passed_over_by_a_restart(order: tuple[int, ...]) -> None:
+    policy = make_policy("ssp", bound=2)
+    server = Server(policy, range(2))
+    for step in range(5):
+        server.push(0, step, 0)
+    for step in range(3):
+        server.push(1, step, 0)
+    restored = Server.restore(policy, server.snapshot())
+    restored.join(*order)
+    assert restored.sequences == {0: 5, 1: 3}
 
 
 def test_mean_staleness_of_equal_asynchronous_workers_is_one_less_than_their_number() -> None:

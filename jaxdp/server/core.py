@@ -8,6 +8,7 @@ Whoever drives it (threads, a Ray actor, the simulator's virtual time) calls, on
     reply = server.push(worker, sequence, version, tokens, payload)
     reply = server.leave(worker)               # died, or was declared dead
     reply = server.join(worker)                # came (back); its next sequence is in `sequences`
+    reply = server.join(*workers)              # came back together: none is moved on for another's sake
 
 Every reply has a `status`, the `update` to apply now (or None) and the workers `released` by it: those
 whose `pull` was answered None and would now be granted. A released worker calls `pull` again.
@@ -85,8 +86,7 @@ class Server:
         self._bound = 0 if policy.lockstep else policy.bound
         self._tracks_slowest = policy.bound is not None and not policy.lockstep
         self._immediate = policy.immediate
-        for worker in workers:
-            self.join(worker)
+        self.join(*workers)
 
     def pull(self, worker: int, ahead: int = 0) -> int | None:
         """The version to compute on, or None if the worker must wait until a reply releases it.
@@ -153,13 +153,19 @@ class Server:
         self._find_slowest()
         return Reply("left", self._complete(), self._release())
 
-    def join(self, worker: int) -> Reply:
-        """Lets a worker in, never behind the others: it takes up their step, or its own next one if that is later."""
-        if worker not in self.sequences:
-            self.sequences[worker] = max(self._absent.pop(worker, 0), self._floor() if self.sequences else 0)
-            if self.policy.lockstep:
-                self.sequences[worker] = max(self.sequences[worker], self.version)
-            self._find_slowest()
+    def join(self, *workers: int) -> Reply:
+        """Lets workers in, never behind those present: each takes up their step, or its own next one if that is later.
+
+        Workers that come back together, as after a restart, are not held against one another: each goes on where it
+        was, so that no step of a slower one is passed over.
+        """
+        floor = self._floor() if self.sequences else 0
+        for worker in workers:
+            if worker not in self.sequences:
+                self.sequences[worker] = max(self._absent.pop(worker, 0), floor)
+                if self.policy.lockstep:
+                    self.sequences[worker] = max(self.sequences[worker], self.version)
+        self._find_slowest()
         return Reply("joined", self._complete(), self._release())
 
     @property

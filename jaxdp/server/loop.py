@@ -44,8 +44,7 @@ class Loop:
         self._given: list[list[tuple[PullGrant, float]]] = [[] for _ in range(engine.workers)]  # with its time
         self._arrived: dict[tuple[int, int], Spans] = {}  # pushes whose update is not made yet
         self._save_every = config.server.snapshot_every
-        for worker in range(engine.workers):
-            core.join(worker)
+        core.join(*range(engine.workers))
         engine.save(core.snapshot())
 
     @property
@@ -206,8 +205,7 @@ class Loop:
         self._arrived.clear()
         self.core = Server.restore(self.core.policy, saved, self.core.correction, seen_version=seen)
         log.warning("server shards were lost and restored: %d updates undone", self.core.lost_versions)
-        for worker in present:
-            yield from self._let_in(worker)
+        yield from self._follow(self.core.join(*present))
         for worker in idle:
             self._grant(worker)
 
