@@ -78,7 +78,7 @@ def priors() -> dict[str, Prior]:
     return known
 
 
-MOST = {"overlap": 1.0, "overlap_end": 1.0}  # shares that priors alone would not bound
+LARGEST = {"overlap": 1.0, "overlap_end": 1.0}  # shares that priors alone would not bound
 
 
 def fit(rows: Sequence[Published]) -> Coefficients:
@@ -124,7 +124,7 @@ def _robust(errors: Array) -> Array:
 
 
 def coefficient(name: str, prior: Prior, z: float) -> float:
-    return min(prior.value * math.exp(prior.spread * z), MOST.get(name.rpartition(".")[2], math.inf))
+    return min(prior.value * math.exp(prior.spread * z), LARGEST.get(name.rpartition(".")[2], math.inf))
 
 
 def _touches(name: str, run: Run) -> bool:

@@ -12,10 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jaxdp.errors import BadInput
 from jaxdp.predict.calibrated.devices import DEVICES
 from jaxdp.predict.calibrated.runs import Run
-from jaxdp.suggest import suggest
 
 FILE = Path(__file__).with_name("coefficients.toml")
 Entry = tuple[float, str]  # a value and its source
@@ -191,11 +189,3 @@ def _entries(document: Mapping[str, Mapping[str, Mapping[str, list[float | str]]
         for group, table in groups.items():
             for name, (value, source) in table.items():
                 yield f"{kind}.{group}.{name}", (float(value), str(source))
-
-
-def known_stack(name: str) -> str:
-    """A stack's name; raises `BadInput` for one that there is not."""
-    stacks = shipped().stacks()
-    if name not in stacks:
-        raise BadInput(f"--stack {name}: no such stack; known: {', '.join(stacks)}{suggest(name, stacks)}")
-    return name
