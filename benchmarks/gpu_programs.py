@@ -30,8 +30,7 @@ from jaxdp.strategies.collectives import moved_bytes
 
 HERE = Path(__file__).parent
 GPUS_PER_HOST = 8
-LATENCY_S = {1: 10e-6}  # of a collective: inside a host; between hosts
-LATENCY_BETWEEN_S = 30e-6
+LATENCY_IN_HOST_S, LATENCY_BETWEEN_HOSTS_S = 10e-6, 30e-6  # of a collective; assumed
 # An H100's reach in this play: products and attention as large ones get, traffic as copies get.
 H100 = KernelRates(product_flops=0.7 * 989e12, attention_flops=0.45 * 989e12, memory_bandwidth=2.8e12, launch_s=2e-6)
 COLUMN = {"all-reduce": "allreduce_gbps", "all-gather": "allgather_gbps", "reduce-scatter": "reducescatter_gbps"}
@@ -51,7 +50,8 @@ def collective_seconds(measured: dict[int, dict[str, float]]) -> Callable[[Colle
         hosts = len({device // GPUS_PER_HOST for device in one.groups[0]}) if one.groups else 1
         nearest = min(measured, key=lambda count: abs(math.log(count / hosts)))
         bandwidth = measured[nearest].get(one.kind, measured[nearest]["all-gather"])
-        return LATENCY_S.get(hosts, LATENCY_BETWEEN_S) + moved_bytes(one) / bandwidth
+        latency_s = LATENCY_IN_HOST_S if hosts == 1 else LATENCY_BETWEEN_HOSTS_S
+        return latency_s + moved_bytes(one) / bandwidth
 
     return seconds
 
@@ -109,9 +109,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default="ddp,zero1,fsdp,hsdp")
-    parser.add_argument("--models", default="1b,llama3-8b")
-    parser.add_argument("--hosts", default="1,4,16")
-    parser.add_argument("--options", default="none")
+    parser.add_argument("--models", default="1b")
+    parser.add_argument("--hosts", default="1,4")
+    parser.add_argument("--options", default=",".join(OPTION_SETS))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu_programs.json")
     parser.add_argument("--set", dest="overrides", action="append", default=[])
     chosen = parser.parse_args()

@@ -1,6 +1,6 @@
 """Compiler options for GPU programs, by name: each set is a hypothesis that compiled programs decide (no JAX).
 
-`benchmarks/gpu_programs.py` compiles every strategy under every set and plays the schedules; what ships is what wins.
+`benchmarks/gpu_programs.py` compiles every strategy under every set and plays the schedules. No set is a default yet.
 """
 
 from collections.abc import Callable, Mapping
