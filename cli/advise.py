@@ -27,7 +27,7 @@ def advise(
     set_: SetOption = None,
     hosts: Annotated[int | None, typer.Option("--hosts", min=1, metavar="M", help="Hosts of that kind.")] = None,
     nic_gbps: Annotated[
-        float | None, typer.Option("--nic-gbps", metavar="G", help="Gigabits/s of network a device (not a host).")
+        float | None, typer.Option("--nic-gbps", metavar="G", help="Gigabits/s of network per device (not per host).")
     ] = None,
     unevenness: Annotated[
         str | None,

@@ -11,7 +11,7 @@ EngineOption = Annotated[
     str | None, typer.Option("--engine", metavar="threads|ray", help="Where the workers run.", rich_help_panel="Server")
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Workers (default: one a device).", rich_help_panel="Server")
+    int | None, typer.Option("--workers", min=1, help="Workers (default: one per device).", rich_help_panel="Server")
 ]
 PolicyOption = Annotated[
     str | None,

@@ -120,11 +120,11 @@ def _recommend(rows: list[Row], config: Config) -> tuple[str | None, str]:
         return "ps", _server_reason(server, best, rows)
     ddp = by_name["ddp"]
     if best.strategy == "ddp":
-        reason = f"it fits ({bytes_text(best.memory.total)} a device of {bytes_text(best.usable_bytes)})"
+        reason = f"it fits ({bytes_text(best.memory.total)} per device of {bytes_text(best.usable_bytes)})"
         reason += f" and nothing that jaxdp runs is faster by more than {CLEARLY - 1:.0%}; {best.bottleneck}"
         return "ddp", reason + _rival(best, rows)
     if not ddp.fits:
-        reason = f"DDP does not fit ({bytes_text(ddp.memory.total)} of {bytes_text(ddp.usable_bytes)} a device)"
+        reason = f"DDP does not fit ({bytes_text(ddp.memory.total)} of {bytes_text(ddp.usable_bytes)} per device)"
     else:
         gain = best.tokens_per_second / ddp.tokens_per_second - 1
         reason = (
@@ -141,7 +141,7 @@ def _nothing_fits(rows: list[Row], config: Config) -> str:
     whole = count(config.model) * state_bytes_per_parameter((), 1)
     devices = math.ceil(whole / least.usable_bytes)
     return (
-        f"nothing fits: even {least.strategy} needs {bytes_text(least.memory.total)} a device of"
+        f"nothing fits: even {least.strategy} needs {bytes_text(least.memory.total)} per device of"
         f" {bytes_text(least.usable_bytes)} usable; FSDP's state alone takes {devices} such devices,"
         " activations come on top: add devices, shorten the context, or set train.remat=block"
     )

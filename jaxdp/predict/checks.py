@@ -198,7 +198,7 @@ def memory(config: Config, needed: int, memory_bytes: int | None) -> Iterator[Di
         yield Diagnostic(
             "memory",
             "error",
-            f"a step needs about {bytes_text(needed)} a device, which has {bytes_text(memory_bytes)}",
+            f"a step needs about {bytes_text(needed)} per device, which has {bytes_text(memory_bytes)}",
             _memory_remedy(config),
         )
 

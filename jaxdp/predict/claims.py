@@ -56,7 +56,7 @@ def _speed(ddp: Row, fsdp: Row, crossovers: Sequence[Crossover]) -> dict[str, An
 
 def _fastest(ddp: Row, rows: Sequence[Row]) -> dict[str, Any]:
     if not ddp.fits:
-        return {"holds": False, "found": f"DDP does not fit: it needs {bytes_text(ddp.memory.total)} a device"}
+        return {"holds": False, "found": f"DDP does not fit: it needs {bytes_text(ddp.memory.total)} per device"}
     fastest = max((row for row in rows if row.runs and row.fits), key=lambda row: row.tokens_per_second)
     lead = fastest.tokens_per_second / ddp.tokens_per_second
     return {

@@ -61,7 +61,7 @@ def compiled_check(
     findings = [*report.findings, *program.findings]
     if memory_bytes is not None and needed is not None and needed > memory_bytes:
         findings = [finding for finding in findings if finding.name != "memory"]
-        message = f"the compiled step needs {needed} bytes a device, which has {memory_bytes}"
+        message = f"the compiled step needs {needed} bytes per device, which has {memory_bytes}"
         findings.append(Diagnostic("memory", "error", message, "use more devices, or more microbatches"))
     return replace(report, findings=tuple(findings), memory_bytes=needed, compiled=_compiled(program))
 

@@ -136,7 +136,7 @@ def _too_large(needed: Memory, usable: int) -> str:
     parts = {"state": needed.state, "activations and gathered parameters": needed.activations}
     largest = max(parts, key=lambda part: parts[part])
     return (
-        f"memory: needs {bytes_text(needed.total)} a device of {bytes_text(usable)} usable,"
+        f"memory: needs {bytes_text(needed.total)} per device of {bytes_text(usable)} usable,"
         f" {bytes_text(parts[largest])} of it {largest}"
     )
 

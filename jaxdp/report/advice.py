@@ -73,9 +73,9 @@ def budget_text(advice: Advice) -> str:
     else:
         first = f"from {bandwidth / 1e9:.3g} GB/s"
     fewest = budget["looked_at"]["tokens_per_device"][0]
-    second = "at no batch looked at" if tokens is None else f"from {tokens:,.0f} tokens a device"
+    second = "at no batch looked at" if tokens is None else f"from {tokens:,.0f} tokens per device"
     if tokens == fewest:
-        second = f"at any batch from {fewest:,.0f} tokens a device"
+        second = f"at any batch from {fewest:,.0f} tokens per device"
     return (
         f"communication budget: FSDP stays within {budget['within_percent']} % of DDP {first} {budget['link']}"
         f" (here {budget['bandwidth_at_hand_bytes_per_s'] / 1e9:.3g}), and here {second}"

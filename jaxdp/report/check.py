@@ -20,7 +20,7 @@ def print_check(report: Report, strategy: str, allowed: frozenset[str]) -> None:
     """Each parameter's spec, shard and bytes a device, then the findings."""
     console = Console(soft_wrap=True, highlight=False)
     table = Table(
-        title=f"{strategy} on {report.devices} devices (bytes a device)",
+        title=f"{strategy} on {report.devices} devices (bytes per device)",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
@@ -46,7 +46,8 @@ def print_check(report: Report, strategy: str, allowed: frozenset[str]) -> None:
         console.print(f"unknown: {unknown}")
     if report.compiled:
         for row in report.compiled["collectives"]:
-            console.print(f"compiled: {row['count']} {row['kind']}, {bytes_text(row['bytes'])} sent a device and step")
+            sent = bytes_text(row["bytes"])
+            console.print(f"compiled: {row['count']} {row['kind']}, {sent} sent per device and step")
     print_findings(console, report, allowed)
 
 
@@ -62,7 +63,7 @@ def print_sweep(reports: Sequence[Report], strategy: str, model: ModelConfig, fl
     """One row a device count: safe or not, why not, and for the flat unit a drawing of its cuts."""
     console = Console(soft_wrap=True, highlight=False)
     table = Table(title=strategy, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("devices", "safe", "memory a device", "findings", *(["blocks and cuts"] if flat else [])):
+    for name in ("devices", "safe", "memory per device", "findings", *(["blocks and cuts"] if flat else [])):
         table.add_column(name, no_wrap=name != "blocks and cuts", overflow="fold")
     for report in reports:
         names = dict.fromkeys(finding.name for finding in report.findings)

@@ -38,7 +38,7 @@ def outcome(code: int, stdout: bytes, said: str, oom_kills: int | None) -> Outco
         return Outcome("oom", _reason(exhausted[-1]))
     if code in KILLED and oom_kills != 0:
         sure = "by the kernel, out of memory" if oom_kills else "with SIGKILL, most likely by the kernel for its memory"
-        return Outcome("oom", f"killed {sure}; use fewer devices or less memory a device")
+        return Outcome("oom", f"killed {sure}; use fewer devices or less memory per device")
     last = _reason((errors or lines or ["it said nothing"])[-1])
     if code in REFUSED and errors:
         return Outcome("refused", last)

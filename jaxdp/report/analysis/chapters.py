@@ -66,7 +66,7 @@ def _fastest(cells: Sequence[RunGroup]) -> list[str]:
         states = [(state.median, cell) for _, cell in rates if (state := cell.spread(q.STATE))]
         if states:
             least, cell = min(states, key=lambda state: state[0])
-            said.append(f"{where} **{cell.label}** has the least state a device, {q.STATE.text(least)}.")
+            said.append(f"{where} **{cell.label}** has the least state per device, {q.STATE.text(least)}.")
     return said
 
 
@@ -86,7 +86,7 @@ def memory(cells: Sequence[RunGroup]) -> Section:
         "what the program needs while it runs; the device's peak is the whole process's, and known only where the "
         "backend tells it and one strategy ran alone."
     )
-    return Section("Memory a device", prose, cell_table(cells, q.MEMORY), metric_charts(cells, q.MEMORY))
+    return Section("Memory per device", prose, cell_table(cells, q.MEMORY), metric_charts(cells, q.MEMORY))
 
 
 def communication(cells: Sequence[RunGroup]) -> Section:

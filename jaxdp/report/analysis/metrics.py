@@ -80,26 +80,28 @@ def _exposed_share(predicted: Mapping[str, Any]) -> float | None:
 MIB = 2.0**-20
 
 THROUGHPUT = Metric("tokens_per_second", "tokens/s", "tokens/s", _count, "higher", predicted=_at("tokens_per_second"))
-PER_DEVICE = Metric("tokens_per_second_per_device", "tokens/s a device", "tokens/s a device", _count, "higher")
+PER_DEVICE = Metric("tokens_per_second_per_device", "tokens/s per device", "tokens/s per device", _count, "higher")
 STEP_TIME = Metric(
     "step_time_s.median", "step time", "ms", seconds_text, "lower", scale=1e3, predicted=_at("step_time_s.total")
 )
 MFU = Metric("mfu_percent", "MFU", "%", percent_text, "higher")
 COMPILE = Metric("compile_s", "compile time", "s", seconds_text, "lower")
 DATA_WAIT = Metric("data_wait_share", "data wait", "% of the time", _share, "lower", scale=100)
-STATE = Metric("memory.state_bytes_per_device", "state", "MiB a device", bytes_text, "lower", True, MIB)
-PARAMETERS = Metric("memory.parameter_bytes_per_device", "parameters", "MiB a device", bytes_text, "lower", True, MIB)
-OPTIMIZER = Metric("memory.optimizer_bytes_per_device", "optimizer", "MiB a device", bytes_text, "lower", True, MIB)
+STATE = Metric("memory.state_bytes_per_device", "state", "MiB per device", bytes_text, "lower", True, MIB)
+PARAMETERS = Metric("memory.parameter_bytes_per_device", "parameters", "MiB per device", bytes_text, "lower", True, MIB)
+OPTIMIZER = Metric("memory.optimizer_bytes_per_device", "optimizer", "MiB per device", bytes_text, "lower", True, MIB)
 COMPILED = Metric(
-    "memory.compiled_bytes_per_device", "compiled step", "MiB a device", bytes_text, "lower", True, MIB,
+    "memory.compiled_bytes_per_device", "compiled step", "MiB per device", bytes_text, "lower", True, MIB,
     predicted=_at("bytes_per_device"),
 )  # fmt: skip
-PEAK = Metric("memory.device_peak_bytes", "device peak", "MiB a device", bytes_text, "lower", False, MIB)
+PEAK = Metric("memory.device_peak_bytes", "device peak", "MiB per device", bytes_text, "lower", False, MIB)
 SENT = Metric(
-    "collective_bytes_per_device", "sent", "MiB a device and step", bytes_text, "lower", True, MIB,
+    "collective_bytes_per_device", "sent", "MiB per device and step", bytes_text, "lower", True, MIB,
     predicted=_at("bytes_sent_per_device"),
 )  # fmt: skip
-MINIMUMS = Metric("collective_bytes_minimum", "least to send", "MiB a device and step", bytes_text, "lower", True, MIB)
+MINIMUMS = Metric(
+    "collective_bytes_minimum", "least to send", "MiB per device and step", bytes_text, "lower", True, MIB
+)
 COMMUNICATION = Metric(
     "communication_share", "communication share", "% of the step", _share, "lower", scale=100, predicted=_exposed_share
 )

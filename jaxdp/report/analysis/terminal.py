@@ -23,8 +23,8 @@ COLUMNS: tuple[tuple[str, Callable[[RunGroup], str]], ...] = (
     ("n", lambda cell: str(len(cell.runs))),
     ("tokens/s", lambda cell: _median(cell, q.THROUGHPUT)),
     ("spread", lambda cell: _ends(cell.spread(q.THROUGHPUT), q.THROUGHPUT)),
-    ("state a device", lambda cell: _median(cell, q.STATE)),
-    ("sent a device", lambda cell: _median(cell, q.SENT)),
+    ("state per device", lambda cell: _median(cell, q.STATE)),
+    ("sent per device", lambda cell: _median(cell, q.SENT)),
     ("staleness", lambda cell: _median(cell, q.STALENESS)),
     ("last loss", lambda cell: _median(cell, q.LAST_LOSS)),
 )
