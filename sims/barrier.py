@@ -39,10 +39,10 @@ def simulate(
     perhaps fewer.
     """
     n, now_s = scenario.workers, 0.0
-    exchange_s = collective_s(strategy.name, scenario, delays)
+    exchange_s = collective_s(strategy, scenario, delays)
     waited_for = n - (strategy.backups or 0)
     busy_s, computed_s, given_up_s, useful, done = np.zeros(n), np.zeros(n), 0.0, 0, 0
-    for rounds, steps in _rounds(scenario, delays, strategy.period or 1, exchange_s, waited_for):
+    for rounds, steps in _rounds(scenario, strategy, delays, exchange_s):
         slowest_s = _wait(rounds.done_s, waited_for)
         if timeline and not timeline.full:
             _draw(timeline, now_s, rounds, slowest_s, exchange_s)
@@ -86,11 +86,10 @@ def _wait(done_s: np.ndarray, waited_for: int) -> np.ndarray:
     return np.partition(done_s, waited_for - 1, axis=1)[:, waited_for - 1]
 
 
-def _rounds(
-    scenario: Scenario, delays: Delays, period: int, exchange_s: float, waited_for: int
-) -> Iterator[tuple[Rounds, int]]:
+def _rounds(scenario: Scenario, strategy: Strategy, delays: Delays, exchange_s: float) -> Iterator[tuple[Rounds, int]]:
     """All rounds in chunks, each with its number of steps."""
-    everyone = np.arange(scenario.workers)
+    everyone, base_s = np.arange(scenario.workers), scenario.base_s(strategy)
+    period, waited_for = strategy.period or 1, scenario.workers - (strategy.backups or 0)
     whole = max(1, CHUNK_DRAWS // (scenario.workers * period)) * period
     tail = scenario.steps % period
     last = scenario.steps - tail
@@ -98,7 +97,7 @@ def _rounds(
     chunks += [(last, scenario.steps, tail)] if tail else []
     now_s = 0.0
     for first, end, length in chunks:
-        sums, factors = delays.block(everyone, np.arange(first, end), scenario.base_s)
+        sums, factors = delays.block(everyone, np.arange(first, end), base_s)
         if delays.timed or delays.failing:
             for row in range(0, end - first, length):
                 rounds = _timed_round(delays, sums[row : row + length], factors[row : row + length], now_s)

@@ -12,14 +12,13 @@ from jaxdp.strategies.rows import STRATEGIES
 from jaxdp.strategies.rules import DATA_AXIS
 from jaxdp.strategies.volume import Step
 from sims.scenario import Scenario
-from sims.strategy import DDP_VARIANTS
+from sims.strategy import Strategy
 
 
-def ring_passes(strategy: str) -> float:
-    """Over the message in a step, by the strategy's own formula; those that only a simulation has reduce as DDP."""
-    row = STRATEGIES["ddp" if strategy in DDP_VARIANTS else strategy]
+def ring_passes(strategy: Strategy) -> float:
+    """Over the message in a step, by the strategy's own formula."""
     step = Step(block_parameters=1, root_parameters=0, axis_sizes={DATA_AXIS: 2})
-    return row.least_bytes(step) / (step.share(DATA_AXIS) * PARAMETER_BYTES)
+    return STRATEGIES[strategy.like].least_bytes(step) / (step.share(DATA_AXIS) * PARAMETER_BYTES)
 
 
 def bytes_per_second(gbps: float) -> float:
@@ -32,10 +31,15 @@ def worker_bandwidths(scenario: Scenario, delays: Delays) -> np.ndarray:
     return np.array([nic / delays.bandwidth_divisor(worker) for worker in range(scenario.workers)])
 
 
-def collective_s(strategy: str, scenario: Scenario, delays: Delays) -> float:
-    """Seconds of a mesh strategy's collectives in a step, over the slowest link, overlapping no computing."""
+def collective_s(strategy: Strategy, scenario: Scenario, delays: Delays) -> float:
+    """Seconds of a mesh strategy's collectives in a step that no computing hides.
+
+    By the cost model where the scenario has hardware; on a bare network rings over the slowest link, hiding nothing.
+    """
+    updates = scenario.workers if strategy.name == "ddp_small_batch" else 1
+    if scenario.predicted:
+        return updates * scenario.predicted.exposed_s(strategy.like, scenario.base_s(strategy), delays)
     slowest = Link(float(worker_bandwidths(scenario, delays).min()), scenario.latency_s)
-    updates = scenario.workers if strategy == "ddp_small_batch" else 1
     return updates * ring_passes(strategy) * ring_pass(scenario.message_bytes, scenario.workers, slowest)
 
 

@@ -3,9 +3,9 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from jaxdp.registry import load_plugins
 from jaxdp.stragglers.delays import Delays, parse
 from sims import checks
 from sims.strategy import Strategy, give_options, parse_strategy
+
+if TYPE_CHECKING:
+    from sims.sources import Predicted
 
 SHIPPED = Path(jaxdp.__file__).parent / "configs" / "sims"
 
@@ -35,9 +38,10 @@ class Scenario:
     """A simulation. Times are 0 and bandwidths infinite unless given; gigabits and bytes are decimal.
 
     A step is one global batch: n workers' gradients, whatever the strategy. Compute times and
-    the network can come from the cost model (`hardware`: a preset or file, for the config `train`) or from the
-    folder of a measured `run`; what is given beside wins. `learning_rates` (a grid, by default the config's
-    rate) and `until_loss` belong to real gradients. `plugins` are modules with policies or delay models of one's own.
+    the network can come from the cost model (`hardware`: a preset or file, for the config `train`), which is then kept
+    as `predicted`, or from the folder of a measured `run`; what is stated beside wins. `learning_rates` (a grid, by
+    default the config's rate) and `until_loss` belong to real gradients. `plugins` are modules with policies or delay
+    models of one's own.
     """
 
     workers: int = 8
@@ -62,6 +66,7 @@ class Scenario:
     until_loss: float | None = None
     plugins: tuple[str, ...] = ()
     strategies: tuple[Strategy, ...] = (Strategy(name="ddp"), Strategy(name="ps"))
+    predicted: "Predicted | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for key, least in _WHOLE.items():
@@ -96,14 +101,17 @@ class Scenario:
             raise BadInput(f"strategies: expected different ones, at least one, not {', '.join(labels) or 'none'}")
         for strategy in self.strategies:
             strategy.check(n)
+            if strategy.needs_hardware and not self.predicted:
+                raise BadInput(f"{strategy.name}: what it sends depends on the hosts; give hardware")
         self.delays_of(self.seed).check(n)
 
     def delays_of(self, seed: int) -> Delays:
         return parse(self.delays, seed, where="delays")
 
-    @property
-    def base_s(self) -> np.ndarray:
-        """Each worker's compute time before delays."""
+    def base_s(self, strategy: Strategy) -> np.ndarray:
+        """Each worker's compute time before delays; the optimizer's part of it is the strategy's own."""
+        if self.predicted:
+            return self.predicted.compute_s(strategy.like)
         return np.broadcast_to(np.asarray(self.compute_s, np.float64), self.workers)
 
 
@@ -122,7 +130,6 @@ def load(
     values = _from_files(sources, overrides) if sources or overrides else {}
     values |= flags
     _load_plugins(values)
-    values = _derived(values) | values
     if names:
         values["strategies"] = [{"name": name} for name in names]
     if options:
@@ -143,22 +150,20 @@ def _from_files(sources: Iterable[str], overrides: Iterable[str]) -> dict[str, A
 
 
 def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the cost model or a measured run has to say."""
+    """The values with what the cost model or a measured run has to say."""
     hardware, run = values.get("hardware"), values.get("run")
     if hardware and run:
         raise BadInput("run: compute times come from hardware too; give only one of them")
     if values.get("hosts") and not hardware:
         raise BadInput("hosts: is a count of the hardware's hosts; give hardware too")
     if not hardware and not run:
-        return {}
+        return dict(values)
     from sims import sources  # here, since a start that needs no cost model should not wait for it
 
     if run:
-        return sources.from_run(str(run))
-    found = sources.from_hardware(str(hardware), values.get("hosts"), str(values.get("train", "nano")))
-    if values.get("workers", found["workers"]) != found["workers"]:
-        raise BadInput(f"workers: {hardware} has {found['workers']} devices, not {values['workers']}; leave it out")
-    return found
+        return {**sources.from_run(str(run)), **values}
+    predicted = sources.from_hardware(dict(values))
+    return {**values, **predicted.values, "predicted": predicted}
 
 
 def build(values: Mapping[str, Any]) -> Scenario:
@@ -169,7 +174,7 @@ def build(values: Mapping[str, Any]) -> Scenario:
         if "delays" in values:
             raise BadInput("stragglers: means the same as delays; leave one of them out")
         values["delays"] = values.pop("stragglers")
-    checks.refuse_unknown(values, [field.name for field in fields(Scenario)])
+    checks.refuse_unknown(values, [entry.name for entry in fields(Scenario) if entry.name != "predicted"])
     for key in ("compute_s", "learning_rates", "plugins"):
         if isinstance(values.get(key), list):
             values[key] = tuple(values[key])
@@ -180,7 +185,7 @@ def build(values: Mapping[str, Any]) -> Scenario:
         values["strategies"] = tuple(
             item if isinstance(item, Strategy) else parse_strategy(item, place) for place, item in enumerate(strategies)
         )
-    return Scenario(**values)
+    return Scenario(**_derived(values))
 
 
 def _load_plugins(values: Mapping[str, Any]) -> None:
@@ -208,16 +213,19 @@ def shipped_names() -> list[str]:
 
 def plain_values(scenario: Scenario) -> dict[str, Any]:
     """The scenario as a document, without what isn't given."""
-    values = {key: value for key, value in asdict(scenario).items() if value is not None}
+    values = {entry.name: getattr(scenario, entry.name) for entry in fields(scenario) if entry.name != "predicted"}
     values["strategies"] = [
-        {key: value for key, value in strategy.items() if value is not None} for strategy in values["strategies"]
+        {key: value for key, value in vars(strategy).items() if value is not None} for strategy in scenario.strategies
     ]
-    return values
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def to_toml(scenario: Scenario) -> str:
-    """The scenario as TOML that `load` reads back."""
+    """The scenario as TOML that `load` reads back; what follows from its hardware is left to follow again."""
     values = plain_values(scenario)
+    if predicted := scenario.predicted:
+        stated = {key: predicted.stated[key] for key in predicted.values if key in predicted.stated}
+        values = {key: value for key, value in values.items() if key not in predicted.values} | stated
     strategies = values.pop("strategies")
     lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
     for strategy in strategies:

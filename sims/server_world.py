@@ -50,7 +50,7 @@ class ServerSimulation:
         self.server = Server(strategy.server_policy, range(n), strategy.correction)
         self.delays, self.timeline, self.learner = delays, timeline, learner
         self.timed, self.failing = delays.timed, delays.failing
-        self.base_s = scenario.base_s
+        self.base_s = scenario.base_s(strategy)
         self.tokens = max(1, scenario.tokens_per_step // n)
 
         self.latency_ns = round(scenario.latency_s / NS)

@@ -15,13 +15,13 @@ from jaxdp.policies import (
     parse_policy,
     policy_options,
 )
-from jaxdp.strategies.rows import STRATEGIES
+from jaxdp.strategies.rows import STRATEGIES, mesh_strategies
 from sims import checks
 
 
 def known_strategies() -> list[str]:
     """The strategies' own names, and of the variants of DDP that only a simulation has."""
-    return [*(row.name for row in STRATEGIES.values() if row.simulated), *DDP_VARIANTS, "ps"]
+    return [*mesh_strategies(), *DDP_VARIANTS, "ps"]
 
 
 DDP_VARIANTS = ("ddp_small_batch", "backup", "local_sgd")
@@ -74,6 +74,15 @@ class Strategy:
             option.check(key, self.numbers[key], workers)
         if self.name == "ps":
             _ = self.server_policy
+
+    @property
+    def like(self) -> str:
+        """The strategy of a run that computes and sends the same in a step."""
+        return "ddp" if self.name in DDP_VARIANTS else self.name
+
+    @property
+    def needs_hardware(self) -> bool:
+        return self.name != "ps" and not STRATEGIES[self.like].simulated
 
     @property
     def _options(self) -> dict[str, Option]:

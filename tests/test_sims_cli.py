@@ -243,7 +243,7 @@ def test_compute_times_come_from_the_cost_model() -> None:
     ddp, fsdp = results(*two_hosts, "--strategy", "ddp,fsdp")
     assert ddp["workers"] == 16
     assert ddp["slowdown"] > 1  # communication takes its time
-    assert fsdp["virtual_time_s"] > ddp["virtual_time_s"]
+    assert fsdp["virtual_time_s"] < ddp["virtual_time_s"]  # it overlaps its gathers, DDP's reduction nothing
     (slower,) = results(*two_hosts, "--strategy", "ddp", "--nic-gbps", 1)
     assert slower["virtual_time_s"] > 10 * ddp["virtual_time_s"]
 

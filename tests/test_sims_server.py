@@ -273,4 +273,4 @@ def test_a_run_without_time_is_refused() -> None:
 
 def test_summaries_count() -> None:
     assert summary({0: 98, 5: 1, 9: 1}) == {"mean": 0.14, "p50": 0, "p99": 5, "max": 9}
-    assert isinstance(Scenario(compute_s=1.0).base_s, np.ndarray)
+    assert isinstance(Scenario(compute_s=1.0).base_s(Strategy(name="ps")), np.ndarray)

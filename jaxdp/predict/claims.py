@@ -1,7 +1,10 @@
-"""The study's claims held against a prediction: F1, F2, F3 and F6, each with where it holds and where not."""
+"""The study's claims F1, F2, F3 and F6: when one case meets them, and what a prediction says of each.
+
+`sims.findings` asks the same judgements of many cases, measured and predicted.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jaxdp.config import Config
 from jaxdp.predict.evaluate import Row, evaluate
@@ -13,6 +16,34 @@ from jaxdp.units import bytes_text
 DECISIVE = 1.5  # "wins decisively" on memory: by half at least, activations included
 LEVEL = 1.1  # speeds closer than this count as level
 MUCH_WAITING = 0.25  # share of DDP's step from which workers count as uneven
+
+Bottleneck = Literal["fits", "does not fit", "uneven"]
+RULE: dict[Bottleneck, str] = {"fits": "ddp", "does not fit": "fsdp", "uneven": "ps"}
+
+
+def decisive(ratio: float) -> bool:
+    """F1, of DDP's bytes over FSDP's."""
+    return ratio >= DECISIVE
+
+
+def slower(ddp: float, fsdp: float) -> bool:
+    """F2, of tokens per second: FSDP is slower than DDP."""
+    return ddp > fsdp
+
+
+def level(rate: float, best: float) -> bool:
+    """F3 and F6, of tokens per second: as good as the best."""
+    return best <= LEVEL * rate
+
+
+def bottleneck(ddp_fits: bool, uneven: bool) -> Bottleneck:
+    """F6: what to choose from; `RULE` says what."""
+    return "uneven" if uneven else "fits" if ddp_fits else "does not fit"
+
+
+def chosen_as(strategy: str | None) -> str | None:
+    """F6: a strategy as the rule names it; what shards parameters counts as FSDP."""
+    return "fsdp" if strategy and STRATEGIES[strategy].shards_parameters else strategy
 
 
 def claims(
@@ -39,7 +70,7 @@ def _memory(config: Config, hardware: Hardware, ddp: Row, fsdp: Row) -> dict[str
     totals = [evaluate(split, hardware, name).memory.total for name in ("ddp", "fsdp")]
     state = ddp.memory.state / fsdp.memory.state
     return {
-        "holds": totals[0] > DECISIVE * totals[1],
+        "holds": decisive(totals[0] / totals[1]),
         "found": f"a device's state is {state:.1f} times smaller than DDP's, state and activations together"
         f" {totals[0] / totals[1]:.1f} times (at equal microbatches)",
     }
@@ -49,7 +80,7 @@ def _speed(ddp: Row, fsdp: Row, crossovers: Sequence[Crossover]) -> dict[str, An
     crossover = next(c for c in crossovers if c.name == "fsdp_faster_than_ddp")
     ratio = ddp.tokens_per_second / fsdp.tokens_per_second
     return {
-        "holds": ratio > 1,
+        "holds": slower(ddp.tokens_per_second, fsdp.tokens_per_second),
         "found": f"at this size DDP makes {ratio:.2f} times FSDP's tokens/s; {crossover.statement}",
     }
 
@@ -60,7 +91,7 @@ def _fastest(ddp: Row, rows: Sequence[Row]) -> dict[str, Any]:
     fastest = max((row for row in rows if row.runs and row.fits), key=lambda row: row.tokens_per_second)
     lead = fastest.tokens_per_second / ddp.tokens_per_second
     return {
-        "holds": lead <= LEVEL,
+        "holds": level(ddp.tokens_per_second, fastest.tokens_per_second),
         "found": "DDP fits and is the fastest"
         if fastest is ddp
         else f"DDP fits; {fastest.strategy} makes {lead:.2f} times its tokens/s",
@@ -69,16 +100,10 @@ def _fastest(ddp: Row, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _choice(ddp: Row, rows: Sequence[Row], recommendation: str | None) -> dict[str, Any]:
     """The study's rule: uneven -> server, fits -> DDP, else FSDP (or HSDP)."""
-    if ddp.cost.waiting_s > MUCH_WAITING * ddp.cost.total_s:
-        rule, why = "ps", "the workers are uneven"
-    elif ddp.fits:
-        rule, why = "ddp", "DDP fits"
-    else:
-        rule, why = "fsdp", "DDP does not fit"
-    sharded = recommendation is not None and STRATEGIES[recommendation].shards_parameters
-    taken = "fsdp" if sharded else recommendation
+    found = bottleneck(ddp.fits, ddp.cost.waiting_s > MUCH_WAITING * ddp.cost.total_s)
+    why = {"fits": "DDP fits", "does not fit": "DDP does not fit", "uneven": "the workers are uneven"}[found]
     chosen = next((f" ({row.bottleneck})" for row in rows if row.strategy == recommendation), "")
     return {
-        "holds": taken == rule,
-        "found": f"{why}, so the rule says {rule}; the predictions say {recommendation or 'none'}{chosen}",
+        "holds": chosen_as(recommendation) == RULE[found],
+        "found": f"{why}, so the rule says {RULE[found]}; the predictions say {recommendation or 'none'}{chosen}",
     }

@@ -5,7 +5,7 @@ nothing; a block's gather overlaps the block before it, where the hardware runs 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxdp.config import Config
 from jaxdp.parameter import PARAMETER_BYTES
@@ -120,15 +120,31 @@ def mesh_cost(
 
     `proportional` gives every device work in proportion to its mean speed, so that only chance makes them wait.
     """
-    alone = device_seconds(config, hardware)
-    mean_s, slowest_s = barrier_seconds(alone, delays, proportional)
-    # The slowest device decides, and hides more of its communication behind its longer computing.
+    mean_s, slowest_s = barrier_seconds(device_seconds(config, hardware), delays, proportional)
+    comm = communication(config, hardware, slowest_s, delays)
+    return StepCost(mean_s, comm.exposed_s, max(0.0, slowest_s - mean_s), comm.moved_bytes)
+
+
+class Communication(NamedTuple):
+    """What a device sends in a step, and the seconds of it that no computing hides."""
+
+    exposed_s: float
+    moved_bytes: float
+
+
+def communication(
+    config: Config, hardware: Hardware, slowest_s: float, delays: "Delays | None" = None
+) -> Communication:
+    """A mesh strategy's, in a step whose slowest device computes for `slowest_s`.
+
+    It decides, and hides more of its communication behind its longer computing.
+    """
     reference = computing(config, hardware.groups[0], hardware, _tokens_per_device(config, hardware))
     stretched = reference.slower(slowest_s / reference.total_s)
-    divisor = max((delays.bandwidth_divisor(worker) for worker in range(len(alone))), default=1.0) if delays else 1.0
+    divisor = max(map(delays.bandwidth_divisor, range(hardware.devices))) if delays else 1.0
     comm = phases(config, hardware, compute_dtype(config, hardware.groups[0]), divisor)
     exposed = exposed_seconds(stretched, comm, all(group.overlaps for group in hardware.groups))
-    return StepCost(mean_s, exposed, max(0.0, slowest_s - mean_s), comm.moved_bytes)
+    return Communication(exposed, comm.moved_bytes)
 
 
 def device_seconds(config: Config, hardware: Hardware) -> list[float]:

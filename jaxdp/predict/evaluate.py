@@ -81,13 +81,9 @@ def _possible(row: Strategy, config: Config, hardware: Hardware) -> bool:
 def evaluate(
     config: Config, hardware: Hardware, name: str, delays: "Delays | None" = None, proportional: bool = False
 ) -> Row:
-    """Predicts a strategy, with as many microbatches as make it fit (at least the configured number).
-
-    A global batch that the devices don't divide is rounded up to one that they do.
-    """
-    config = _whole_batch(with_strategy(config, name), hardware.devices)
-    usable = int(USABLE * hardware.memory_bytes)
-    config, needed = _fitting(config, hardware, usable)
+    """Predicts a strategy as it would be run (`as_run`)."""
+    config, needed = as_run(config, hardware, name)
+    usable = usable_bytes(hardware)
     mesh = name != "ps"
     cost = mesh_cost(config, hardware, delays, proportional) if mesh else server_cost(config, hardware, delays)
     fits = needed.total <= usable
@@ -103,6 +99,19 @@ def evaluate(
         tokens_per_second=units_per_batch(config) / cost.total_s,
         bottleneck=_bottleneck(config, hardware, cost) if fits else _too_large(needed, usable),
     )
+
+
+def usable_bytes(hardware: Hardware) -> int:
+    """Of a device's memory."""
+    return int(USABLE * hardware.memory_bytes)
+
+
+def as_run(config: Config, hardware: Hardware, name: str) -> tuple[Config, Memory]:
+    """The config under a strategy with as many microbatches as make it fit, at least its own number, and its memory.
+
+    A global batch that the devices don't divide is rounded up to one that they do.
+    """
+    return _fitting(_whole_batch(with_strategy(config, name), hardware.devices), hardware, usable_bytes(hardware))
 
 
 def _whole_batch(config: Config, devices: int) -> Config:

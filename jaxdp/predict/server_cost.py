@@ -105,10 +105,13 @@ def _kth_seconds(alone: list[float], k: int, delays: "Delays | None") -> float:
 
 
 def _free_cost(config: Config, alone: list[float], shared: Server, delays: "Delays | None") -> StepCost:
-    """Workers that don't wait for each other: the sum of their rates, or what the server can take."""
+    """Workers that don't wait for each other: the sum of their rates, or what the server can take.
+
+    A worker's cycle has its push applied, whose acknowledgement carries the next pull.
+    """
     n = len(alone)
     means = worker_means(alone, delays)
-    moving = [2 * _transfer_s(shared, worker, delays) for worker in range(n)]
+    moving = [2 * _transfer_s(shared, worker, delays) + shared.apply_s for worker in range(n)]
     overlapped = config.server.pipeline
     cycles = [max(c, m) if overlapped else c + m for c, m in zip(means, moving, strict=True)]
     policy = config.server.resolved_policy
@@ -130,4 +133,5 @@ def worker_means(alone: list[float], delays: "Delays | None") -> list[float]:
 
 def _transfer_s(shared: Server, worker: int, delays: "Delays | None") -> float:
     divisor = delays.bandwidth_divisor(worker) if delays else 1.0
-    return shared.worker.latency_s + divisor * shared.message_bytes / shared.worker.bandwidth
+    slower = min(shared.worker.bandwidth / divisor, shared.bandwidth)
+    return shared.worker.latency_s + shared.message_bytes / slower

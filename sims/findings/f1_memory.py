@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from jaxdp.config import Config, build, load
+from jaxdp.predict.claims import DECISIVE, decisive
 from jaxdp.predict.evaluate import hardware_memory, with_strategy
 from jaxdp.predict.hardware import load_hardware
 from sims.findings.drawing import COLOUR, OTHER, panels
@@ -12,7 +13,6 @@ from sims.findings.lab import Lab
 COUNTS = (2, 4, 8)
 ROWS, QUICK_ROWS = (1, 8, 32), (1, 8)  # sequences a device, on the most devices
 CONTEXT = 64
-DECISIVE = 1.5  # times smaller
 PAPER = (4, 6)  # times, peak memory (arXiv 2505.12832, abstract)
 PREDICTED_FOR = ("small", "350m", "1b")  # on one host of
 PREDICTED_ON = "a100-80gx8"
@@ -119,15 +119,15 @@ def judge(evidence: Evidence) -> Finding:
             for each in evidence.predicted
         ),
     )
-    decisive = {place: ratio for place, ratio in peak.items() if ratio >= DECISIVE}
+    meeting = {place for place, ratio in peak.items() if decisive(ratio)}
     state = f"a device holds {_spread(live)} times fewer bytes between steps"
     spread = f"the compiled peak is {_spread(peak)} times smaller"
     within = [f"{n} devices, {tokens} tokens a device" for (n, tokens), r in peak.items() if PAPER[0] <= r <= PAPER[1]]
     reason = f"{state}; {spread}, {PAPER[0]} to {PAPER[1]} times at: {listed(within)}"
-    if not decisive or min(live.values()) < DECISIVE:
+    if not meeting or not decisive(min(live.values())):
         return Finding("F1", CLAIM, CONDITION, FAILS, reason, values)
-    if len(decisive) < len(peak):
-        not_there = listed([f"{n} devices with {tokens}" for n, tokens in peak if (n, tokens) not in decisive])
+    if len(meeting) < len(peak):
+        not_there = listed([f"{n} devices with {tokens}" for n, tokens in peak if (n, tokens) not in meeting])
         condition = f"{CONDITION}. It holds where parameters and optimizer state outweigh activations: not at"
         return Finding("F1", CLAIM, f"{condition} {not_there} tokens a device", CONDITIONAL, reason, values)
     return Finding("F1", CLAIM, CONDITION, HOLDS, reason, values)

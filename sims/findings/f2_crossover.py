@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from jaxdp.config import Config, build, load
 from jaxdp.models.shapes import block_count, count
+from jaxdp.predict.claims import slower
 from jaxdp.predict.evaluate import evaluate
 from jaxdp.predict.hardware import load_hardware
 from jaxdp.predict.tradeoffs import widened, with_model
@@ -120,7 +121,7 @@ def crossover(speeds: list[Speed], rival: str = "ddp") -> int | None:
     """The size from which FSDP is faster or DDP no longer fits, if DDP is faster below it; else None."""
     below = False
     for each in sorted(speeds, key=lambda speed: speed.parameters):
-        if each.ddp_fits and getattr(each, rival) > each.fsdp:
+        if each.ddp_fits and slower(getattr(each, rival), each.fsdp):
             below = True
         elif below and each.fsdp_fits:
             return each.parameters

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from jaxdp.config import Config, build, load
+from jaxdp.predict.claims import LEVEL, level
 from jaxdp.predict.evaluate import evaluate, possible
 from jaxdp.predict.hardware import load_hardware
 from sims.findings.drawing import COLOUR, OTHER, panels
@@ -12,7 +13,6 @@ from sims.findings.overlap import overlapped_ddp_s
 
 MODELS = ("tiny", "small", "350m", "1b", "gpt2-xl")
 CLUSTERS = (("a100-80gx8", 1), ("a100-80gx8", 4), ("h100x8", 1), ("h100x8", 4), ("l40sx8", 1), ("a100-80g", 8))
-LEVEL = 1.1  # speeds closer than this count as level
 DEVICES = 4
 CLAIM = "DDP is fastest for whatever fits in memory"
 CONDITION = (
@@ -82,8 +82,8 @@ def judge(evidence: Evidence) -> Finding:
     cells = evidence.cells
     if not cells:
         return Finding("F3", CLAIM, CONDITION, UNTESTABLE, "DDP fits nowhere that was looked at")
-    built = [cell for cell in cells if cell.lead <= LEVEL]
-    overlapped = [cell for cell in cells if cell.lead <= LEVEL * cell.overlapped]
+    built = [cell for cell in cells if level(1, cell.lead)]
+    overlapped = [cell for cell in cells if level(cell.overlapped, cell.lead)]
     worst = max(cells, key=lambda cell: cell.lead)
     here = {each.strategy: each.tokens_per_second for each in evidence.measured}
     values = (
@@ -92,7 +92,7 @@ def judge(evidence: Evidence) -> Finding:
         Value("largest_lead_over_ddp", f"at most {LEVEL}", worst.lead, "predicted"),
         *(Value(f"level.{model}", None, _by_model(built, cells, model), "predicted") for model in MODELS),
         *(
-            Value(f"tokens_per_second_over_ddp_here.{name}", "at most 1.1", rate / here["ddp"], "measured")
+            Value(f"tokens_per_second_over_ddp_here.{name}", f"at most {LEVEL}", rate / here["ddp"], "measured")
             for name, rate in here.items()
             if name != "ddp"
         ),

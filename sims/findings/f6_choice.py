@@ -1,22 +1,20 @@
 """F6: choose from your bottleneck: what fits takes DDP, what does not FSDP, uneven hardware the parameter server."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from jaxdp.config import load
 from jaxdp.predict.advise import Advice, advise
+from jaxdp.predict.claims import LEVEL, RULE, Bottleneck, bottleneck, chosen_as, level
 from jaxdp.predict.hardware import load_hardware
 from jaxdp.stragglers.delays import parse
 from sims.findings.drawing import COLOUR, OTHER, heat_map, panels
 from sims.findings.finding import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Drawing, Finding, Trial, Value
 from sims.findings.lab import Lab
 
-Bottleneck = Literal["fits", "does not fit", "uneven"]
-RULE: dict[Bottleneck, str] = {"fits": "ddp", "does not fit": "fsdp", "uneven": "ps"}
 SLOWDOWNS = (2, 4, 8)  # of one device
-LEVEL = 1.1  # a choice is as good as the best if it comes so near
 SETTINGS = (
     ("tiny", "a100-80gx8", 1),
     ("small", "a100-80gx8", 1),
@@ -72,13 +70,12 @@ def _cell(model: str, preset: str, hosts: int, slowdown: int) -> ClusterChoice |
     if advice.recommendation is None:
         return None
     rows = {row.strategy: row for row in advice.rows if row.runs}
-    bottleneck: Bottleneck = "uneven" if slowdown > 1 else "fits" if rows["ddp"].fits else "does not fit"
+    what = bottleneck(rows["ddp"].fits, slowdown > 1)
     rates = {name: row.tokens_per_second for name, row in rows.items() if row.fits}
-    if bottleneck == "does not fit":  # HSDP is FSDP inside each host
-        rates["fsdp"] = max(rates.get("fsdp", 0.0), rates.get("hsdp", 0.0))
-    kept = rates.get(RULE[bottleneck], 0.0) / max(rates.values())
+    ruled = [rate for name, rate in rates.items() if RULE[what] in (name, chosen_as(name))]
+    kept = max(ruled, default=0.0) / max(rates.values())
     cluster = f"{hosts} x {preset}"
-    return ClusterChoice(model, cluster, slowdown, bottleneck, advice.recommendation, kept, _over_budget(advice))
+    return ClusterChoice(model, cluster, slowdown, what, advice.recommendation, kept, _over_budget(advice))
 
 
 def _over_budget(advice: Advice) -> float:
@@ -90,7 +87,7 @@ def judge(evidence: Evidence) -> Finding:
     own = {name: [cell for cell in evidence.cells if cell.bottleneck == name] for name in RULE}
     if not all(own.values()):
         return Finding("F6", CLAIM, CONDITION, UNTESTABLE, "not every bottleneck occurs in the settings looked at")
-    good = {name: [cell for cell in cells if cell.kept >= 1 / LEVEL] for name, cells in own.items()}
+    good = {name: [cell for cell in cells if level(cell.kept, 1)] for name, cells in own.items()}
     budgets = [cell.over_budget for cell in own["does not fit"]]
     values = (
         *(
@@ -132,7 +129,7 @@ def draw(evidence: Evidence) -> Drawing:
     shown: tuple[Bottleneck, Bottleneck] = ("fits", "does not fit")
     for each, name in zip(axes[:2], shown, strict=True):
         cells = [cell for cell in evidence.cells if cell.bottleneck == name]
-        colours = [COLOUR[RULE[name]] if cell.kept >= 1 / LEVEL else OTHER for cell in cells]
+        colours = [COLOUR[RULE[name]] if level(cell.kept, 1) else OTHER for cell in cells]
         each.barh(range(len(cells)), [100 * cell.kept for cell in cells], color=colours)
         each.set_yticks(range(len(cells)), [_place(cell) for cell in cells], fontsize=7)
         for place, cell in enumerate(cells):
