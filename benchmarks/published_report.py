@@ -131,14 +131,18 @@ def _line(name: str, group: Mapping[str, Any]) -> str:
 
 
 def bands_toml(validated: Mapping[str, Sequence[Prediction]]) -> str:
-    """The band of every stack and device with enough rows, and of a stack's other devices: by sources left out."""
+    """The bands of every stack, device and strategy with enough rows, then of stack and device; last of any other run.
+
+    The first two from models and device counts left out, the last from whole sources left out.
+    """
     parts = ["# Error bands, from rows left out of the calibration (benchmarks/published_runs.py --fit)\n"]
-    groups: dict[tuple[str, str], list[Prediction]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[Prediction]] = defaultdict(list)
     for by in ("model", "devices"):
         for one in (one for one in validated[by] if one.calibrated_on):
-            groups[one.run.stack, one.run.device].append(one)
+            for strategy in (one.run.strategy, "any"):
+                groups[one.run.stack, one.run.device, strategy].append(one)
     parts += [_band(*key, made) for key, made in sorted(groups.items()) if _rows(made) >= MIN_BAND_ROWS]
-    parts.append(_band("any", "any", list(validated["source"])))
+    parts.append(_band("any", "any", "any", validated["source"]))
     return "\n".join(parts)
 
 
@@ -146,7 +150,7 @@ def _rows(made: Sequence[Prediction]) -> int:
     return len({one.row.line for one in made if one.error is not None})
 
 
-def _band(stack: str, device: str, made: Sequence[Prediction]) -> str:
+def _band(stack: str, device: str, strategy: str, made: Sequence[Prediction]) -> str:
     timed = [one for one in made if one.error is not None]
     known = sorted(100 * one.error for one in timed if one.error is not None)
     cut = (1 - COVERED) / 2
@@ -161,6 +165,7 @@ def _band(stack: str, device: str, made: Sequence[Prediction]) -> str:
         "[[bands]]",
         f'stack = "{stack}"',
         f'device = "{device}"',
+        f'strategy = "{strategy}"',
         f"rows = {_rows(timed)}",
         f"low_percent = {min(low, 0.0):.1f}",
         f"high_percent = {max(high, 0.0):.1f}",

@@ -165,7 +165,7 @@ def read_run(row: Row, source: str, hardware: str) -> Run:
         precision=_precision(precision),
         attention=_attention(attention, source.lower(), stack, precision),
         autocast="amp" in precision,
-        nic_gbytes=_nic(hardware),
+        nic_bandwidth=_nic(hardware, device),
         network="ultrascale" if stack == "nanotron" and device == "h100" else "default",
         shard_devices=min(devices, int(shard[1])) if shard else (8 if strategy == "hsdp" else None),
     )
@@ -202,13 +202,16 @@ def _attention(text: str, source: str, stack: str, precision: str) -> str:
     return "fused" if stack in ("megatron", "maxtext", "jaxdp") or re.search("cudnn|fused|v3|fa3", text) else "flash2"
 
 
-def _nic(hardware: str) -> float | None:
-    """Gigabytes/s per device of the network that a row states: a device's where it is counted (8x), else a host's."""
-    counted = re.search(r"(\d+)x CX-\d+ (\d+) ?Gb", hardware)
-    if counted:
-        return int(counted[2]) / 8
-    whole = re.search(r"(\d+) ?Gbps", hardware)
-    return int(whole[1]) / 8 / 8 if whole else None
+def _nic(hardware: str, device: str) -> float | None:
+    """Bytes/s per device of the network that a row states: a device's where it is counted (8x), else a host's.
+
+    An A100's that is not stated is a DGX A100's (200 Gb/s a GPU), not the cloud's quarter of it.
+    """
+    if counted := re.search(r"(\d+)x CX-\d+ (\d+) ?Gb", hardware):
+        return int(counted[2]) * 1e9 / 8
+    if whole := re.search(r"(\d+) ?Gbps", hardware):
+        return int(whole[1]) * 1e9 / 8 / 8
+    return 25e9 if device.startswith("a100") else None
 
 
 def _batch(row: Row, context: int, devices: int) -> tuple[float, int]:

@@ -21,6 +21,7 @@ from published_report import Prediction, bands_toml, report, text
 from published_rows import Published, read
 
 from jaxdp.errors import JaxdpError
+from jaxdp.predict.calibrated.bands import FILE as BANDS
 from jaxdp.predict.calibrated.memory import fits, with_remat
 from jaxdp.predict.calibrated.rates import Coefficients, shipped
 from jaxdp.predict.calibrated.step import step_seconds
@@ -28,7 +29,6 @@ from jaxdp.predict.calibrated.step import step_seconds
 HERE = Path(__file__).parent
 SHIPPED = HERE / "data" / "published-runs.csv"
 TABLE = HERE / "results" / "published-runs.txt"
-BANDS = HERE / "results" / "published-bands.toml"
 FOLDS = 8  # of whole models; so many fits
 LEFT_OUT: dict[str, Callable[[Published], str]] = {
     "model": lambda row: f"{row.run.stack} {row.model.lower()}",

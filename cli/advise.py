@@ -33,6 +33,12 @@ def advise(
         str | None,
         typer.Option("--unevenness", metavar="SPEC", help='How workers differ: "persistent(factor=4,worker=0)".'),
     ] = None,
+    stack: Annotated[
+        str, typer.Option("--stack", help="Who trains: jaxdp, or for comparison torch-fsdp, nanotron, megatron, maxtext.")
+    ] = "jaxdp",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Where the two best strategies differ, in seconds, and a remedy.")
+    ] = False,
     figure: Annotated[
         Path | None, typer.Option("--figure", metavar="FILE.svg", help="Draw the prediction (and a CSV).")
     ] = None,
@@ -52,13 +58,14 @@ def advise(
     from jaxdp.predict.advise import advise as plan
     from jaxdp.predict.hardware import load_hardware
 
-    machine = load_hardware(hardware, hosts, nic_gbps)
+    machine = load_hardware(hardware, hosts, nic_gbps, stack)
     delays = None
     if spec := unevenness or configs[0].stragglers:
         from jaxdp.stragglers.delays import parse
 
         delays = parse(spec, configs[0].train.seed, "--unevenness")
-    found = plan(configs[0], machine, delays)
+    origin = [word for flag, values in (("--config", config), ("--set", set_)) for v in values or () for word in (flag, v)]
+    found = plan(configs[0], machine, delays, origin, explain=explain)
     if json_:
         print_json(found.to_json())
     else:

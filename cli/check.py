@@ -142,4 +142,4 @@ def _memory_and_platform(hardware: str | None) -> tuple[int | None, str | None]:
     from jaxdp.predict.hardware import load_hardware
 
     machine = load_hardware(hardware)
-    return machine.memory_bytes, machine.groups[0].platform
+    return machine.usable_bytes, machine.groups[0].platform

@@ -41,7 +41,8 @@ class Predicted:
         """Seconds of a mesh strategy's communication that no computing hides, for workers that compute `base_s`."""
         config, _ = as_run(self.config, self.hardware, strategy)
         _, slowest_s = barrier_seconds(base_s.tolist(), delays)
-        return communication(config, self.hardware, slowest_s, delays).exposed_s
+        comm = communication(config, self.hardware, slowest_s, delays)
+        return comm.exposed_s + comm.waiting_s
 
 
 def from_hardware(stated: dict[str, Any]) -> Predicted:
@@ -51,7 +52,7 @@ def from_hardware(stated: dict[str, Any]) -> Predicted:
     machines = load_hardware(str(stated["hardware"]), stated.get("hosts"), stated.get("nic_gbps"))
     if (latency_s := stated.get("latency_s")) is not None:
         groups = [replace(group, intra_latency_s=latency_s, nic_latency_s=latency_s) for group in machines.groups]
-        machines = Hardware(tuple(groups))
+        machines = replace(machines, groups=tuple(groups))
     if config.server.devices_per_worker > 1 or config.server.workers not in (None, machines.devices):
         raise BadInput("hardware: a simulated worker is a device; leave server.workers and devices_per_worker out")
     shared = server(config, machines)

@@ -5,12 +5,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.config import Config
+from jaxdp.predict.calibrated.rates import OWN_STACK
 from jaxdp.predict.compute import compute_dtype
 from jaxdp.predict.cost import StepCost, mesh_cost
 from jaxdp.predict.hardware import Hardware
 from jaxdp.predict.memory import Memory, memory
 from jaxdp.predict.server_cost import server, server_cost
 from jaxdp.predict.sharding import mesh_devices, workers
+from jaxdp.predict.stack import STACK_STRATEGIES, stack_memory
 from jaxdp.strategies.rows import STRATEGIES, Strategy
 from jaxdp.units import bytes_text
 from jaxdp.workload import units_per_batch
@@ -18,7 +20,6 @@ from jaxdp.workload import units_per_batch
 if TYPE_CHECKING:
     from jaxdp.stragglers.delays import Delays
 
-USABLE = 0.9  # of a device's memory; the rest is left to the runtime and to fragmentation
 PROPORTIONAL = "ddp, work by speed"
 
 
@@ -66,6 +67,8 @@ def with_strategy(config: Config, name: str) -> Config:
 def possible(config: Config, hardware: Hardware) -> list[str]:
     """The strategies that these devices allow, from the simplest on; exhibits only where the config names them."""
     candidates = [row for row in STRATEGIES.values() if not row.exhibit or row.name == config.strategy.name]
+    if hardware.stack != OWN_STACK:
+        candidates = [row for row in candidates if row.name in STACK_STRATEGIES]
     return [row.name for row in candidates if _possible(row, config, hardware)]
 
 
@@ -83,7 +86,7 @@ def evaluate(
 ) -> Row:
     """Predicts a strategy as it would be run (`as_run`)."""
     config, needed = as_run(config, hardware, name)
-    usable = usable_bytes(hardware)
+    usable = hardware.usable_bytes
     mesh = name != "ps"
     cost = mesh_cost(config, hardware, delays, proportional) if mesh else server_cost(config, hardware, delays)
     fits = needed.total <= usable
@@ -101,17 +104,12 @@ def evaluate(
     )
 
 
-def usable_bytes(hardware: Hardware) -> int:
-    """Of a device's memory."""
-    return int(USABLE * hardware.memory_bytes)
-
-
 def as_run(config: Config, hardware: Hardware, name: str) -> tuple[Config, Memory]:
     """The config under a strategy with as many microbatches as make it fit, at least its own number, and its memory.
 
     A global batch that the devices don't divide is rounded up to one that they do.
     """
-    return _fitting(_whole_batch(with_strategy(config, name), hardware.devices), hardware, usable_bytes(hardware))
+    return _fitting(_whole_batch(with_strategy(config, name), hardware.devices), hardware, hardware.usable_bytes)
 
 
 def _whole_batch(config: Config, devices: int) -> Config:
@@ -138,6 +136,8 @@ def _fitting(config: Config, hardware: Hardware, usable: int) -> tuple[Config, M
 def hardware_memory(config: Config, hardware: Hardware) -> Memory:
     """What the step needs on each device of a cluster."""
     group = hardware.groups[0]
+    if hardware.stack != OWN_STACK:
+        return stack_memory(config, hardware, units_per_batch(config) / hardware.devices)
     return memory(config, hardware.devices, hardware.hosts, compute_dtype(config, group), group.platform)
 
 
@@ -151,7 +151,7 @@ def _too_large(needed: Memory, usable: int) -> str:
 
 
 def _bottleneck(config: Config, hardware: Hardware, cost: StepCost) -> str:
-    network = "the network between hosts" if hardware.hosts > 1 else "the links inside the host"
+    network = "the network between hosts" if hardware.domains > 1 else "the links inside the host"
     if config.strategy.name == "ps":
         shared = server(config, hardware)
         sending = shared.message_bytes / shared.bandwidth
@@ -170,9 +170,8 @@ def _bottleneck(config: Config, hardware: Hardware, cost: StepCost) -> str:
 
 def scaled_links(hardware: Hardware, factor: float) -> Hardware:
     """The same devices with every link faster or slower."""
-    return Hardware(
-        tuple(
-            replace(group.with_faster_nic(factor), intra_bandwidth=group.intra_bandwidth * factor)
-            for group in hardware.groups
-        )
+    groups = (
+        replace(group.with_faster_nic(factor), intra_bandwidth=group.intra_bandwidth * factor)
+        for group in hardware.groups
     )
+    return replace(hardware, groups=tuple(groups))

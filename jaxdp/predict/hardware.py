@@ -5,21 +5,25 @@ Units: FLOP/s, bytes, bytes/s one way a device, seconds.
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from jaxdp.config import read_toml
 from jaxdp.errors import BadInput
+from jaxdp.predict.calibrated.rates import OWN_STACK, Network, Rates, Stack, shipped, usable_bytes
 from jaxdp.predict.network import COLLECTIVES, Link
-from jaxdp.predict.presets import PRESETS
+from jaxdp.predict.presets import PRESETS, Sheet, sheet
 
 Rounds = tuple[tuple[float, float], ...]  # (bytes, seconds) of a round, by size
 
 MAX_DEVICES = 2**15
+USABLE = 0.9  # of a device's memory; the rest is left to the runtime and to fragmentation
+JAX_SHARE = 0.75
 HOST_BANDWIDTH = 31e9  # PCIe 4.0 x16, one way
 HOST_MEMORY_BANDWIDTH = 200e9  # assumed: eight channels of DDR4-3200
 
@@ -32,6 +36,10 @@ class HostGroup:
     `overlaps`: collectives run beside computing; `combines`: those of one kind and place travel as one message.
     `efficiency`: the rate of a train step over that of its products and passes alone. `rounds`: for collectives
     between hosts that were measured, their (bytes, seconds) of one round of the ring.
+
+    `device` names the preset whose calibrated rates hold: `reachable` is then the share of the peak that products reach
+    in a step, and the other rates are shares of these numbers too. Without it all numbers are what was measured.
+    `domain_hosts` hosts in a row share the links inside (a TPU's slice, NVL72).
     """
 
     name: str
@@ -53,6 +61,8 @@ class HostGroup:
     rounds: tuple[tuple[str, Rounds], ...] = ()
     host_bandwidth: float = HOST_BANDWIDTH
     host_memory_bandwidth: float = HOST_MEMORY_BANDWIDTH
+    device: str = ""
+    domain_hosts: int = 1
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def nic(self, kind: str = "") -> Link:
@@ -80,12 +90,30 @@ class HostGroup:
         narrow = self.compute_dtype == "bfloat16" and dtype == "float32"
         return self.flops * self.reachable * (0.5 if narrow else 1.0)
 
+    @property
+    def sheet(self) -> Sheet:
+        """The numbers as the calibrated rates, which are shares of them, read them."""
+        return sheet(self.device)._replace(
+            bfloat16=self.flops,
+            memory_bytes=self.memory_bytes,
+            memory_bandwidth=self.memory_bandwidth,
+            link_bandwidth=self.intra_bandwidth,
+            nic_bandwidth=self.nic_bandwidth,
+            domain=self.domain_hosts * self.devices,
+            per_host=self.devices,
+        )
+
+    @property
+    def rates(self) -> Rates:
+        return replace(shipped().rates(self.device), products=self.reachable)
+
 
 @dataclass(frozen=True)
 class Hardware:
-    """Groups of hosts, which may differ."""
+    """Groups of hosts, which may differ, and the stack that trains on them: jaxdp's own or another's."""
 
     groups: tuple[HostGroup, ...]
+    stack: str = OWN_STACK
 
     @property
     def devices(self) -> int:
@@ -101,8 +129,60 @@ class Hardware:
         return min(group.memory_bytes for group in self.groups)
 
     @property
+    def usable_bytes(self) -> int:
+        """What a step may take of a device: the stack's share of it, JAX's as `jax_memory_share` says."""
+        if self.stack != OWN_STACK:
+            return int(usable_bytes(self.memory_bytes, self.profile))
+        gpu = any(group.platform == "gpu" for group in self.groups)
+        return int((jax_memory_share() if gpu else USABLE) * self.memory_bytes)
+
+    @property
+    def profile(self) -> Stack:
+        return shipped().stack(self.stack)
+
+    @property
+    def calibrated(self) -> bool:
+        return all(group.device for group in self.groups)
+
+    @property
+    def network(self) -> Network | None:
+        """The calibrated links of the slowest host; None where links were measured, or given without a preset."""
+        if not self.calibrated or any(group.rounds for group in self.groups):
+            return None
+        slowest = [group.sheet for group in self.groups]
+        worst = slowest[0]._replace(
+            link_bandwidth=min(one.link_bandwidth for one in slowest),
+            nic_bandwidth=min(one.nic_bandwidth for one in slowest),
+        )
+        return replace(
+            shipped().network_of(worst),
+            link_step_s=max(group.intra_latency_s for group in self.groups),
+            step_s=max(group.nic_latency_s for group in self.groups),
+        )
+
+    @property
+    def domains(self) -> int:
+        """Groups of hosts that only the network joins."""
+        return sum(math.ceil(group.count / group.domain_hosts) for group in self.groups)
+
+    @property
     def devices_per_host(self) -> int:
         return min(group.devices for group in self.groups)
+
+
+def jax_memory_share() -> float:
+    """The share of a GPU's memory that JAX takes: three quarters, unless the environment says otherwise.
+
+    Source: JAX's documentation, GPU memory allocation.
+    """
+    text = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or os.environ.get("XLA_CLIENT_MEM_FRACTION") or ""
+    try:
+        share = float(text or JAX_SHARE)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise BadInput(f"XLA_PYTHON_CLIENT_MEM_FRACTION={text}: expected a share above 0, at most 1")
+    return share
 
 
 def preset(name: str) -> HostGroup:
@@ -113,24 +193,35 @@ def preset(name: str) -> HostGroup:
     if base not in PRESETS:
         raise BadInput(f"hardware {name!r}: no such preset; known: {', '.join(PRESETS)}, each with xN (h100x8)")
     known = PRESETS[base]
+    reachable, why_reachable = shipped().entry(f"devices.{base}.products")
+    intra_latency_s, why_intra = shipped().entry("networks.default.link_step_s")
+    nic_latency_s, why_nic = shipped().entry("networks.default.step_s")
+    sources = {"reachable": why_reachable, "intra_latency_s": why_intra, "nic_latency_s": why_nic}
+    sourced = ("flops", "memory_bytes", "memory_bandwidth", "intra_bandwidth", "nic_bandwidth")
     return HostGroup(
         name=base,
         count=1,
         devices=devices,
         flops=known.flops.value,
-        reachable=known.reachable.value,
         memory_bytes=int(known.memory_bytes.value),
         memory_bandwidth=known.memory_bandwidth.value,
         intra_bandwidth=known.intra_bandwidth.value,
         nic_bandwidth=known.nic_bandwidth.value,
-        intra_latency_s=known.intra_latency_s.value,
-        nic_latency_s=known.nic_latency_s.value,
-        sources={entry.name: getattr(known, entry.name).source for entry in fields(known)},
+        intra_latency_s=intra_latency_s,
+        nic_latency_s=nic_latency_s,
+        reachable=reachable,
+        device=base,
+        domain_hosts=max(1, int(known.domain.value) // devices) if known.domain.value > known.per_host.value else 1,
+        sources={key: getattr(known, key).source for key in sourced} | sources,
     )
 
 
-def load_hardware(source: str, hosts: int | None = None, nic_gbps: float | None = None) -> Hardware:
+def load_hardware(
+    source: str, hosts: int | None = None, nic_gbps: float | None = None, stack: str = OWN_STACK
+) -> Hardware:
     """A preset's name or a `hardware.toml`; `hosts` overrides the count of a single group, `nic_gbps` the network."""
+    if stack not in shipped().stacks():
+        raise BadInput(f"--stack {stack}: known: {', '.join(shipped().stacks())}")
     path = Path(source)
     groups: tuple[HostGroup, ...] = _read(path) if path.suffix == ".toml" or path.is_file() else (preset(source),)
     if hosts is not None:
@@ -143,7 +234,9 @@ def load_hardware(source: str, hosts: int | None = None, nic_gbps: float | None 
         if not nic_gbps > 0 or math.isinf(nic_gbps):
             raise BadInput(f"--nic-gbps {nic_gbps}: must be above 0")
         groups = tuple(group.with_faster_nic(nic_gbps * 1e9 / 8 / group.nic_bandwidth) for group in groups)
-    hardware = Hardware(groups)
+    hardware = Hardware(groups, stack)
+    if stack != OWN_STACK and not hardware.calibrated:
+        raise BadInput(f"--stack {stack}: needs a preset, whose rates were fitted to published runs")
     if hardware.devices > MAX_DEVICES:
         raise BadInput(f"--hardware {source}: {hardware.devices} devices; at most {MAX_DEVICES}")
     return hardware

@@ -16,94 +16,128 @@ class Sourced(NamedTuple):
 
 @dataclass(frozen=True)
 class Preset:
-    """One device. `flops` is the dense bfloat16 peak, `reachable` the share of it that large products get."""
+    """One device as its data sheet has it; what training reaches of it is in `calibrated/coefficients.toml`.
+
+    `flops`, `float8` and `float4` are dense peaks, bfloat16's where a format is unknown to it. `domain` is the number
+    of devices that the fast link joins, `per_host` those that share a host.
+    """
 
     flops: Sourced
-    reachable: Sourced
+    float8: Sourced
+    float4: Sourced
     memory_bytes: Sourced
     memory_bandwidth: Sourced
     intra_bandwidth: Sourced
     nic_bandwidth: Sourced
-    intra_latency_s: Sourced
-    nic_latency_s: Sourced
+    domain: Sourced
+    per_host: Sourced
 
 
-NCCL = "NCCL src/graph/tuning.cc, hwLat of a ring with the Simple protocol"
-_NVLINK, _PCIE, _NETWORK = Sourced(3.4e-6, NCCL), Sourced(5.7e-6, NCCL), Sourced(14e-6, NCCL)
-_ICI = Sourced(1e-6, "How to Scale Your Model, TPU chapter: about 1 us a hop")
-_MAMF = "Machine Learning Engineering (Bekman), maximum achievable matmul FLOPS"
-_ASSUMED_REACH = Sourced(0.8, "assumed, as on H100")
+class Sheet(NamedTuple):
+    """The plain numbers of a device, as step and memory models read them."""
+
+    bfloat16: float
+    float8: float
+    float4: float
+    memory_bytes: float
+    memory_bandwidth: float
+    link_bandwidth: float
+    nic_bandwidth: float
+    domain: int
+    per_host: int
+
+
+def sheet(name: str) -> Sheet:
+    one = PRESETS[name]
+    return Sheet(*(known.value for known in vars(one).values()))._replace(
+        domain=int(one.domain.value), per_host=int(one.per_host.value)
+    )
+
+
 _CLOUD = "Cloud TPU documentation, system architecture"
+_NO_SUCH_FORMAT = "as bfloat16: the device has no such format"
 
 
-def _known(source: str, *values: float) -> tuple[Sourced, ...]:
-    return tuple(Sourced(value, source) for value in values)
-
-
-def _nvidia(sheet: str, peak: float, memory: float, bandwidth: float, intra: float) -> tuple[Sourced, ...]:
-    return _known(f"NVIDIA {sheet} data sheet", peak, memory, bandwidth, intra)
-
-
-def _preset(
-    sheet: tuple[Sourced, ...], reachable: Sourced, nic: Sourced, latency: Sourced, nic_latency: Sourced = _NETWORK
+def _device(
+    source: str,
+    peak: float,
+    memory: float,
+    bandwidth: float,
+    intra: float,
+    nic: tuple[float, str],
+    *,
+    narrow: tuple[float, float] = (1, 1),
+    domain: int = 8,
+    per_host: int = 8,
 ) -> Preset:
-    peak, memory, bandwidth, intra = sheet
-    return Preset(peak, reachable, memory, bandwidth, intra, nic, latency, nic_latency)
+    """`narrow`: the peaks of float8 and float4 over bfloat16's."""
+    float8, float4 = (Sourced(peak * times, source if times > 1 else _NO_SUCH_FORMAT) for times in narrow)
+    return Preset(
+        Sourced(peak, source),
+        float8,
+        float4,
+        Sourced(memory, source),
+        Sourced(bandwidth, source),
+        Sourced(intra, source),
+        Sourced(*nic),
+        Sourced(domain, source),
+        Sourced(per_host, source),
+    )
+
+
+def _nvidia(name: str) -> str:
+    return f"NVIDIA {name} data sheet"
+
+
+def _amd(name: str) -> str:
+    return f"AMD Instinct {name} data sheet; seven links of Infinity Fabric"
+
+
+_HOPPER, _BLACKWELL, _ULTRA = (2, 2), (2, 4), (2, 6)
+_AWS_G6 = (6.25e9, "AWS g6e.48xlarge: 400 Gb/s for 8 GPUs")
+_ROCE = (50e9, "400 Gb/s a GPU, as in AMD's reference clusters")
+_SUPERPOD = (50e9, "GB200 NVL72: 400 Gb/s a GPU")
+_SUPERPOD_ULTRA = (100e9, "GB300 NVL72: 800 Gb/s a GPU")
+_P4D = (6.25e9, "AWS P4d, P4de: 400 Gb/s for 8 GPUs")
+
+
+def _dgx(name: str, gbps: float = 400) -> tuple[float, str]:
+    return gbps * 1e9 / 8, f"DGX {name}: {gbps:g} Gb/s a GPU"
+
+
+def _hosts(gbps: int, chips: int) -> tuple[float, str]:
+    return gbps * 1e9 / 8 / chips, f"{_CLOUD}: {gbps} Gb/s a host of {chips} chips"
 
 
 PRESETS: dict[str, Preset] = {
-    "a100-80g": _preset(
-        _nvidia("A100 SXM", 312e12, 80e9, 2.0e12, 300e9),
-        Sourced(0.87, _MAMF),
-        Sourced(6.25e9, "AWS P4de: 400 Gb/s for 8 GPUs"),
-        _NVLINK,
+    "a100-40g": _device(_nvidia("A100 SXM"), 312e12, 40e9, 1.555e12, 300e9, _P4D),
+    "a100-80g": _device(_nvidia("A100 SXM"), 312e12, 80e9, 2.0e12, 300e9, _P4D),
+    "h100": _device(_nvidia("H100 SXM"), 989e12, 80e9, 3.35e12, 450e9, _dgx("H100"), narrow=_HOPPER),
+    "h200": _device(_nvidia("H200 SXM"), 989e12, 141e9, 4.8e12, 450e9, _dgx("H200"), narrow=_HOPPER),
+    "b200": _device(_nvidia("B200"), 2250e12, 180e9, 8.0e12, 900e9, _dgx("B200"), narrow=_BLACKWELL),
+    "b300": _device(_nvidia("B300"), 2250e12, 270e9, 8.0e12, 900e9, _dgx("B300", 800), narrow=_ULTRA),
+    "gb200": _device(
+        _nvidia("GB200 NVL72"), 2500e12, 186e9, 8.0e12, 900e9, _SUPERPOD, narrow=_BLACKWELL, domain=72, per_host=4
     ),
-    "h100": _preset(
-        _nvidia("H100 SXM", 989e12, 80e9, 3.35e12, 450e9),
-        Sourced(0.80, _MAMF),
-        Sourced(50e9, "DGX H100: 400 Gb/s a GPU"),
-        _NVLINK,
+    "gb300": _device(
+        _nvidia("GB300 NVL72"), 2500e12, 278e9, 8.0e12, 900e9, _SUPERPOD_ULTRA, narrow=_ULTRA, domain=72, per_host=4
     ),
-    "h200": _preset(
-        _nvidia("H200 SXM", 989e12, 141e9, 4.8e12, 450e9),
-        _ASSUMED_REACH,
-        Sourced(50e9, "DGX H200: 400 Gb/s a GPU"),
-        _NVLINK,
+    "l40s": _device(_nvidia("L40S"), 362e12, 48e9, 0.86e12, 31e9, _AWS_G6, narrow=_HOPPER),
+    "rtx4090": _device(
+        _nvidia("Ada architecture white paper, RTX 4090"),
+        165e12,
+        24e9,
+        1.0e12,
+        31e9,
+        (1.25e9, "assumed: 10 Gb/s a GPU"),
+        narrow=_HOPPER,
     ),
-    "b200": _preset(
-        _nvidia("B200", 2250e12, 180e9, 8.0e12, 900e9),
-        Sourced(0.78, _MAMF),
-        Sourced(50e9, "DGX B200: 400 Gb/s a GPU"),
-        _NVLINK,
-    ),
-    "l40s": _preset(
-        _nvidia("L40S", 362e12, 48e9, 0.86e12, 31e9),
-        _ASSUMED_REACH,
-        Sourced(6.25e9, "AWS g6e.48xlarge: 400 Gb/s for 8 GPUs"),
-        _PCIE,
-    ),
-    "rtx4090": _preset(
-        _nvidia("Ada architecture white paper, RTX 4090", 165e12, 24e9, 1.0e12, 31e9),
-        _ASSUMED_REACH,
-        Sourced(1.25e9, "assumed: 10 Gb/s a GPU"),
-        _PCIE,
-    ),
-    "tpu-v5e": _preset(
-        _known(_CLOUD, 197e12, 16e9, 0.82e12, 200e9),
-        _ASSUMED_REACH,
-        Sourced(3.125e9, f"{_CLOUD}: 200 Gb/s a host of 8 chips"),
-        _ICI,
-    ),
-    "tpu-v5p": _preset(
-        _known(_CLOUD, 459e12, 96e9, 2.8e12, 600e9),
-        _ASSUMED_REACH,
-        Sourced(6.25e9, f"{_CLOUD}: 200 Gb/s a host of 4 chips"),
-        _ICI,
-    ),
-    "tpu-v6e": _preset(
-        _known(_CLOUD, 918e12, 32e9, 1.64e12, 400e9),
-        _ASSUMED_REACH,
-        Sourced(12.5e9, f"{_CLOUD}: 800 Gb/s a host of 8 chips"),
-        _ICI,
-    ),
+    "mi300x": _device(_amd("MI300X"), 1307e12, 192e9, 5.3e12, 448e9, _ROCE, narrow=_HOPPER),
+    "mi325x": _device(_amd("MI325X"), 1307e12, 256e9, 6.0e12, 448e9, _ROCE, narrow=_HOPPER),
+    "mi355x": _device(_amd("MI355X"), 2500e12, 288e9, 8.0e12, 537e9, _ROCE, narrow=_BLACKWELL),
+    "tpu-v4": _device(_CLOUD, 275e12, 32e9, 1.228e12, 300e9, _hosts(100, 4), domain=4096, per_host=4),
+    "tpu-v5e": _device(_CLOUD, 197e12, 16e9, 0.82e12, 200e9, _hosts(200, 8), domain=256),
+    "tpu-v5p": _device(_CLOUD, 459e12, 96e9, 2.8e12, 600e9, _hosts(200, 4), domain=8960, per_host=4),
+    "tpu-v6e": _device(_CLOUD, 918e12, 32e9, 1.64e12, 400e9, _hosts(800, 8), domain=256),
+    "tpu-v7": _device(_CLOUD, 2307e12, 192e9, 7.37e12, 600e9, _hosts(400, 4), narrow=(2, 2), domain=9216, per_host=4),
 }

@@ -84,12 +84,17 @@ def _barrier_cost(config: Config, alone: list[float], shared: Server, delays: "D
     # Only n - dropped pushes of a step count: a global batch takes that many more steps.
     steps = n / (n - dropped)
     compute = min(mean_s, slowest_s)
-    return StepCost(
+    return _cost(
         steps * compute,
         steps * (2 * transfer + shared.apply_s),
         steps * (slowest_s - compute),
         2 * steps * shared.message_bytes,
     )
+
+
+def _cost(compute_s: float, server_s: float, waiting_s: float, moved_bytes: float) -> StepCost:
+    parts = {"worker": compute_s, "server": server_s, "waiting": waiting_s}
+    return StepCost(compute_s, server_s, waiting_s, moved_bytes, parts)
 
 
 def _kth_seconds(alone: list[float], k: int, delays: "Delays | None") -> float:
@@ -120,7 +125,7 @@ def _free_cost(config: Config, alone: list[float], shared: Server, delays: "Dela
     if policy.bound is not None:  # no worker gets far ahead of the slowest
         rate = min(rate, n / max(cycles))
     busy = sum(c / cycle for c, cycle in zip(means, cycles, strict=True)) / n
-    return StepCost(n / free * busy, n / free * (1 - busy), n / rate - n / free, 2 * shared.message_bytes)
+    return _cost(n / free * busy, n / free * (1 - busy), n / rate - n / free, 2 * shared.message_bytes)
 
 
 def worker_means(alone: list[float], delays: "Delays | None") -> list[float]:

@@ -121,7 +121,7 @@ def communication_budget(config: Config, hardware: Hardware) -> dict[str, Any]:
 
     `balance_tokens_per_device` is the rule of thumb for either: fewer, and communication outlasts computing.
     """
-    between = hardware.hosts > 1
+    between = hardware.domains > 1
     at_hand = min(g.nic_bandwidth if between else g.intra_bandwidth for g in hardware.groups)
     per_sequence = config.model.context / hardware.devices
 
@@ -196,4 +196,4 @@ def _exchange(name: str, config: Config, hardware: Hardware) -> dict[str, Any]:
 
 
 def _unhidden(hardware: Hardware) -> Hardware:
-    return Hardware(tuple(replace(group, overlaps=False) for group in hardware.groups))
+    return replace(hardware, groups=tuple(replace(group, overlaps=False) for group in hardware.groups))

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxdp.config import Config
 from jaxdp.predict.compute import COMPUTE_BYTES
@@ -24,7 +24,8 @@ class Phases:
     """Seconds of communication in each part of a step, if nothing overlapped it.
 
     `block_gather` and `block_scatter` are one block's in one pass, `outer_*` embedding's and head's in one
-    microbatch, `end` what follows the last microbatch. `moved_bytes` is what a device sends in a whole step.
+    microbatch, `end` what follows the last microbatch, in all and by kind. `moved_bytes` is what a device sends in a
+    whole step.
     """
 
     block_gather_s: float = 0.0
@@ -33,6 +34,7 @@ class Phases:
     outer_scatter_s: float = 0.0
     end_s: float = 0.0
     moved_bytes: float = 0.0
+    end_by_kind: Mapping[str, float] = field(default_factory=dict)
 
 
 def phases(config: Config, hardware: Hardware, dtype: str, bandwidth_divisor: float = 1.0) -> Phases:
@@ -48,11 +50,14 @@ def phases(config: Config, hardware: Hardware, dtype: str, bandwidth_divisor: fl
         alone = (str(index),) if each.purpose in FLAT_PURPOSES else ()
         together[(_part(each, placed), each.kind, *each.axes, *alone)].append(each)
     seconds: dict[str, float] = defaultdict(float)
-    for (part, *_), members in together.items():
+    end: dict[str, float] = defaultdict(float)
+    for (part, kind, *_), members in together.items():
         sizes = _message_sizes(members, config, hardware)
         spent = sum(_seconds(members[0], size, hardware, bandwidth_divisor) for size in sizes)
         seconds[f"{part}_s"] += spent / (config.model.layers if members[0].purpose in FLAT_PURPOSES else 1)
-    return Phases(**seconds, moved_bytes=sum(each.count * moved_bytes(each) for each in planned))
+        if part == "end":
+            end[kind] += spent
+    return Phases(**seconds, end_by_kind=end, moved_bytes=sum(each.count * moved_bytes(each) for each in planned))
 
 
 def _message_sizes(members: Sequence[Planned], config: Config, hardware: Hardware) -> list[float]:
@@ -92,19 +97,27 @@ def _part(planned: Planned, placed: Shards) -> str:
 
 def _seconds(planned: Planned, size: float, hardware: Hardware, divisor: float) -> float:
     g, m = levels(planned.groups[0], hardware)
+    if network := hardware.network:
+        network = network.slower(divisor)
+        if planned.kind == "all-reduce":
+            return network.all_reduce(size, g, m)
+        return network.one_pass(planned.kind, size, g, m)
     inside, across = links(hardware, planned.kind, divisor)
     timed = two_level_all_reduce if planned.kind == "all-reduce" else two_level_pass
     return timed(size, g, m, inside, across)
 
 
 def levels(members: tuple[int, ...], hardware: Hardware) -> tuple[int, int]:
-    """(devices on the fullest host, hosts) of a group of devices, numbered host by host."""
+    """(devices on the fullest host, hosts) of a group of devices, numbered host by host.
+
+    Hosts that share the links inside (`domain_hosts`) count as one.
+    """
     hosts: dict[int, int] = defaultdict(int)
-    bounds, host = [], 0
+    bounds, first = [], 0
     for group in hardware.groups:
-        for _ in range(group.count):
-            bounds += [host] * group.devices
-            host += 1
+        for host in range(group.count):
+            bounds += [first + host // group.domain_hosts] * group.devices
+        first = bounds[-1] + 1
     for member in members:
         hosts[bounds[member]] += 1
     return max(hosts.values()), len(hosts)

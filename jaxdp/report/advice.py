@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxdp.models.shapes import count
-from jaxdp.predict.advise import ASSUMPTIONS, Advice
+from jaxdp.predict.advise import Advice
 from jaxdp.report.figure import save
 from jaxdp.units import bytes_text, seconds_text
 
@@ -24,6 +24,9 @@ def print_advice(advice: Advice, brief: bool = False) -> None:
         console.print(_table(advice))
         for row in advice.rows:
             console.print(f"{row.strategy}: {row.bottleneck}", markup=False)
+        for text in dict.fromkeys(band.text for band in advice.bands):
+            names = [row.strategy for row, band in zip(advice.rows, advice.bands, strict=True) if band.text == text]
+            console.print(f"tokens/s of {', '.join(names)}: {text}", markup=False)
         if any(not row.runs for row in advice.rows):
             console.print("* for comparison: jaxdp splits a batch equally", markup=False)
         console.print()
@@ -33,10 +36,12 @@ def print_advice(advice: Advice, brief: bool = False) -> None:
         for finding in advice.findings:
             holds = "holds" if finding["holds"] else "does not hold"
             console.print(f"{finding['finding']} ({finding['claim']}) {holds} here: {finding['found']}", markup=False)
-        for assumption in ASSUMPTIONS:
+        for assumption in advice.assumptions:
             console.print(f"assumed: {assumption}", markup=False)
         console.print()
     console.print(f"recommendation: {advice.recommendation or 'none'}: {advice.reason}", markup=False)
+    if advice.command:
+        console.print(f"run: {advice.command}", markup=False)
 
 
 def _table(advice: Advice) -> Table:

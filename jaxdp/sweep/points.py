@@ -132,7 +132,7 @@ def _cell(
     here = _resized(hardware, devices) if hardware else None
     hosts = here.hosts if here else spec.launch.hosts(devices)
     platform = hardware.groups[0].platform if hardware else None
-    report = preflight(config, devices, hosts, hardware.memory_bytes if hardware else None, platform=platform)
+    report = preflight(config, devices, hosts, hardware.usable_bytes if hardware else None, platform=platform)
     uneven = delays.parse(config.stragglers, config.train.seed, "stragglers")
     refusal = None
     try:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from jaxdp.predict.calibrated.devices import DEVICES
-from jaxdp.predict.calibrated.rates import Stack
+from jaxdp.predict.calibrated.rates import Stack, usable_bytes
 from jaxdp.predict.calibrated.runs import Run
+from jaxdp.predict.presets import sheet
 
 GIB = 2**30
 # The share of a block's values that is saved.
@@ -17,10 +17,16 @@ REMAT_TRIED = ("none", "layers", "block")
 class Held:
     """Bytes of one device."""
 
-    state: float
+    parameters: float
+    gradients: float
+    optimizer: float
     gathered: float
     activations: float
     logits: float
+
+    @property
+    def state(self) -> float:
+        return self.parameters + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
@@ -29,25 +35,25 @@ class Held:
 
 def held(run: Run, stack: Stack) -> Held:
     shape, parameters = run.shape, run.shape.parameters
-    n = run.shard_devices or run.devices
-    whole, cut = {
-        "ddp": (stack.parameter_bytes + stack.held_gradient_bytes + stack.optimizer_bytes, 0.0),
-        "zero1": (stack.parameter_bytes + stack.held_gradient_bytes, stack.optimizer_bytes),
-        "zero2": (2.0, 16.0),
-        "fsdp": (0.0, 16.0),
-        "hsdp": (0.0, 16.0),
+    whole = (stack.parameter_bytes, stack.held_gradient_bytes, stack.optimizer_bytes)
+    shared = {
+        "ddp": (1, 1, 1),
+        "zero1": (1, 1, run.sharing),
+        "zero2": (1, run.sharing, run.sharing),
+        "fsdp": (run.sharing,) * 3,
+        "hsdp": (run.sharing,) * 3,
     }[run.strategy]
+    state = [parameters * size / n for size, n in zip(whole, shared, strict=True)]
     buffers = stack.buffer_bytes * parameters if run.strategy == "zero1" else 0.0
     sharded = run.strategy in ("fsdp", "hsdp")
     gathered = buffers + (stack.gathered_bytes * shape.block_parameters if sharded else 0.0)
     values = block_values(run) * stack.saved * (1 if run.precision == "bfloat16" else NARROW_KEPT)
     kept = KEPT[run.remat]
     inputs = 0.0 if run.remat == "offload" else 2 * run.tokens * shape.width
-    activations = shape.layers * (kept * values + (1 - kept) * inputs) + (1 - kept) * values
     return Held(
-        state=parameters * (whole + cut / n),
+        *state,
         gathered=gathered + stack.fixed_gib * GIB,
-        activations=activations,
+        activations=shape.layers * (kept * values + (1 - kept) * inputs) + (1 - kept) * values,
         logits=run.tokens * shape.vocab * stack.logit_bytes,
     )
 
@@ -62,7 +68,7 @@ def block_values(run: Run) -> float:
 
 
 def fits(run: Run, stack: Stack) -> bool:
-    return held(run, stack).total <= stack.usable * DEVICES[run.device].memory_gib * GIB
+    return held(run, stack).total <= usable_bytes(sheet(run.device).memory_bytes, stack)
 
 
 def with_remat(run: Run, stack: Stack) -> Run:

@@ -7,14 +7,15 @@ import bisect
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jaxdp.predict.calibrated.devices import DEVICES
 from jaxdp.predict.calibrated.runs import Run
+from jaxdp.predict.presets import Sheet, sheet
 
+OWN_STACK = "jaxdp"
 FILE = Path(__file__).with_name("coefficients.toml")
 Entry = tuple[float, str]  # a value and its source
 
@@ -95,32 +96,49 @@ Bus = tuple[tuple[float, float, float, float], ...]  # hosts; all-reduce, all-ga
 
 @dataclass(frozen=True)
 class Network:
-    """A cluster's links. `measured`: the bus bandwidth between hosts where it was measured, in place of the formula."""
+    """A cluster's links, bytes/s one way a device. `domain` devices share the fast one, `per_host` a host.
+
+    `step_s` and `link_step_s` are the seconds of a ring's step between domains and within. `measured`: the bus
+    bandwidth between hosts where it was measured, in place of the formula.
+    """
 
     link: float
     nic: float
     domain: int
-    shares: Shares
+    per_host: int
+    step_s: float
+    link_step_s: float
+    congestion: float
     measured: Bus = ()
 
-    def one_pass(self, kind: str, whole: float, n: float, messages: float) -> float:
-        """Seconds of an all-gather or a reduce-scatter of `whole` bytes in so many messages over n devices."""
-        return self._seconds(kind, whole, n, min(n, self.domain), messages, n)
+    def levels(self, n: float) -> tuple[float, float]:
+        """(devices in a domain, domains) of n devices next to each other."""
+        inside = min(n, self.domain)
+        return inside, n / inside
 
-    def all_reduce(self, whole: float, n: float, messages: float, spread: bool = False) -> float:
-        """Seconds of an all-reduce; `spread`: every device is in another domain."""
-        inside = 1 if spread else min(n, self.domain)
-        return self._seconds("all-reduce", 2 * whole, n, inside, messages, 2 * n / inside)
+    def slower(self, divisor: float) -> "Network":
+        return replace(self, link=self.link / divisor, nic=self.nic / divisor)
 
-    def _seconds(self, kind: str, sent: float, n: float, inside: float, messages: float, steps: float) -> float:
-        hosts = n / inside
+    def one_pass(self, kind: str, whole: float, inside: float, domains: float, messages: float = 1) -> float:
+        """Seconds of an all-gather or a reduce-scatter of `whole` bytes in so many messages."""
+        return self._seconds(kind, whole, inside, domains, messages * (inside * domains - 1))
+
+    def all_reduce(self, whole: float, inside: float, domains: float, messages: float = 1) -> float:
+        """Seconds of an all-reduce, whose rings between domains each carry what one device of a domain has."""
+        steps = 2 * domains if domains > 1 else 2 * (inside - 1)
+        return self._seconds("all-reduce", 2 * whole, inside, domains, messages * steps)
+
+    def _seconds(self, kind: str, sent: float, inside: float, domains: float, steps: float) -> float:
+        n = inside * domains
+        if n <= 1:
+            return 0.0
         if self.measured:
-            return sent * (n - 1) / n / self._bus(kind, hosts)
+            return sent * (n - 1) / n / self._bus(kind, domains)
         within = sent * (inside - 1) / inside / self.link
-        if hosts <= 1:
-            return within + messages * n * self.shares.link_step_s
-        across = sent * (hosts - 1) / hosts / (inside * self.nic) * hosts**self.shares.congestion
-        return max(across, within) + messages * steps * self.shares.step_s
+        if domains <= 1:
+            return within + steps * self.link_step_s
+        across = sent * (domains - 1) / domains / (inside * self.nic) * domains**self.congestion
+        return max(across, within) + steps * self.step_s
 
     def _bus(self, kind: str, hosts: float) -> float:
         """On a line through the logarithms of what was measured, beyond the last as before it."""
@@ -138,6 +156,7 @@ class Coefficients:
 
     values: Mapping[str, float]
     measured: Mapping[str, Bus]
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     _groups: dict[tuple[type, str], Any] = field(default_factory=dict, compare=False, repr=False)
 
     def rates(self, device: str) -> Rates:
@@ -146,18 +165,38 @@ class Coefficients:
     def stack(self, name: str) -> Stack:
         return self._group("stacks", name, Stack)
 
+    def entry(self, name: str) -> Entry:
+        """A value with its source, a device's or stack's own or the default's."""
+        kind, _, last = name.split(".")
+        name = name if name in self.values else f"{kind}.default.{last}"
+        return self.values[name], self.sources[name]
+
+    def shares(self, network: str = "default") -> Shares:
+        return self._group("networks", network, Shares)
+
     def network(self, run: Run) -> Network:
-        sheet, shares = DEVICES[run.device], self._group("networks", run.network, Shares)
+        device = sheet(run.device)
+        device = device._replace(nic_bandwidth=run.nic_bandwidth or device.nic_bandwidth)
+        return self.network_of(device, run.network)
+
+    def network_of(self, device: Sheet, name: str = "default") -> Network:
+        """The links of such devices."""
+        shares = self.shares(name)
         return Network(
-            link=sheet.link_gbytes * 1e9 * shares.link,
-            nic=(run.nic_gbytes or sheet.nic_gbytes) * 1e9 * shares.nic,
-            domain=sheet.domain,
-            shares=shares,
-            measured=self.measured.get(run.network, ()),
+            link=device.link_bandwidth * shares.link,
+            nic=device.nic_bandwidth * shares.nic,
+            domain=device.domain,
+            per_host=device.per_host,
+            step_s=shares.step_s,
+            link_step_s=shares.link_step_s,
+            congestion=shares.congestion,
+            measured=self.measured.get(name, ()),
         )
 
     def stacks(self) -> list[str]:
-        return sorted({name.split(".")[1] for name in self.values if name.startswith("stacks.")} - {"default"})
+        """jaxdp's own first."""
+        names = {name.split(".")[1] for name in self.values if name.startswith("stacks.")} - {"default"}
+        return sorted(names, key=lambda name: (name != OWN_STACK, name))
 
     def _group(self, kind: str, name: str, of: Any) -> Any:
         if (of, name) not in self._groups:
@@ -167,10 +206,16 @@ class Coefficients:
         return self._groups[of, name]
 
 
+def usable_bytes(memory_bytes: float, stack: Stack) -> float:
+    """What a stack can fill of a device's memory. What is sold as GB are GiB: an H100's 80 GB hold 79.6 GiB."""
+    return stack.usable * memory_bytes / 1e9 * 2**30
+
+
 @cache
 def shipped() -> Coefficients:
     entries, measured = read(FILE)
-    return Coefficients({name: value for name, (value, _) in entries.items()}, measured)
+    values = {name: value for name, (value, _) in entries.items()}
+    return Coefficients(values, measured, {name: source for name, (_, source) in entries.items()})
 
 
 def read(path: Path) -> tuple[dict[str, Entry], dict[str, Bus]]:

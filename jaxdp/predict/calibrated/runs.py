@@ -35,7 +35,8 @@ class Run:
     `strategy`: ddp, zero1, zero2, fsdp or hsdp; `shard_devices` is the group over which the state is cut, else all.
     `remat`: what of a block runs twice: none; dots (no product); op (every second product); layers (every second
     block); block; offload (all but attention's products, which wait in the host's memory); unstated (the least that
-    fits). `attention`: scores (kept), flash1, flash2, or fused (cuDNN's, FlashAttention 3, splash).
+    fits). `attention`: scores (kept), blocked (by blocks of queries, at the products' rate), flash1, flash2, or fused
+    (cuDNN's, FlashAttention 3, splash).
     `precision`: bfloat16, float32, float8 or float4; `autocast`: weights stay float32 and are cast where they are used.
     """
 
@@ -51,7 +52,7 @@ class Run:
     precision: str = "bfloat16"
     attention: str = "flash2"
     autocast: bool = False
-    nic_gbytes: float | None = None
+    nic_bandwidth: float | None = None  # bytes/s of network per device, where it is not the device's usual
     network: str = "default"
     shard_devices: int | None = None
 

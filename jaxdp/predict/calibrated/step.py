@@ -4,12 +4,13 @@ Every part counts only the seconds that it adds to the step, so that they add up
 """
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxdp.predict.calibrated.devices import DEVICES, DataSheet
 from jaxdp.predict.calibrated.rates import Coefficients, Network, Rates, Stack
 from jaxdp.predict.calibrated.runs import Run
+from jaxdp.predict.presets import Sheet, sheet
 
 FLASH_BACKWARD = 2.5  # five products against two forward: the scores are made again (arXiv 2307.08691)
 VALUE_BYTES, LOGIT_BYTES = 2, 4
@@ -18,16 +19,23 @@ SMOOTHNESS = 3.0  # of the greater of two rates of work that hardly overlap
 
 
 @dataclass(frozen=True, kw_only=True)
+class Work:
+    """Seconds of computing: of a block's forward and backward pass in a microbatch, launches and repeats included, of
+    the head in a microbatch, and of a step's update.
+    """
+
+    forward: float
+    backward: float
+    head: float
+    update: float
+    split: Mapping[str, float]  # of a whole step, by what they are spent on: they add up to it
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepParts:
     """Seconds of a step; gathers, scatters and reductions are what computing does not hide of them."""
 
-    products: float
-    attention: float
-    traffic: float
-    head: float
-    launch: float
-    recomputation: float
-    update: float
+    split: Mapping[str, float]
     gather: float
     scatter: float
     reduce: float
@@ -35,8 +43,7 @@ class StepParts:
 
     @property
     def compute(self) -> float:
-        parts = (self.products, self.attention, self.traffic, self.head, self.launch, self.recomputation, self.update)
-        return sum(parts)
+        return sum(self.split.values())
 
     @property
     def communication(self) -> float:
@@ -44,7 +51,7 @@ class StepParts:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, entry.name) for entry in fields(self))
+        return self.compute + self.communication + self.waiting
 
 
 class Forward(NamedTuple):
@@ -61,71 +68,84 @@ class Forward(NamedTuple):
 
 def step_seconds(run: Run, known: Coefficients) -> StepParts:
     """A step of `run`, whose recomputation is stated."""
-    sheet, rates, stack = DEVICES[run.device], known.rates(run.device), known.stack(run.stack)
-    layers, times, bandwidth = run.shape.layers, run.accumulation, memory_bandwidth(sheet, rates)
-    forward = block_forward(run, sheet, rates, stack)
+    device, stack = sheet(run.device), known.stack(run.stack)
+    done = work(run, device, known.rates(run.device), stack)
+    return with_communication(run, done, stack, known.network(run))
+
+
+def with_communication(run: Run, done: Work, stack: Stack, network: Network, slower: float = 1.0) -> StepParts:
+    """The step, whose computing takes `slower` times as long on the device that all wait for."""
+    layers = run.shape.layers
+    gather, scatter, reduce = shown_communication(
+        run, stack, network, slower * layers * done.forward, slower * (layers * done.backward + done.head)
+    )
+    working = sum(done.split.values()) + gather + scatter + reduce
+    doublings = max(0.0, math.log2(run.devices / network.per_host))
+    waiting = working * stack.jitter * doublings
+    return StepParts(split=done.split, gather=gather, scatter=scatter, reduce=reduce, waiting=waiting)
+
+
+def work(run: Run, device: Sheet, rates: Rates, stack: Stack) -> Work:
+    """What one device computes."""
+    layers, times, bandwidth = run.shape.layers, run.accumulation, device.memory_bandwidth * rates.memory
+    forward = block_forward(run, device, rates, stack)
     repeated = repeated_seconds(run, forward, stack)
     backward = 2 * forward.products + FLASH_BACKWARD * forward.attention + 2 * forward.traffic
     busy = forward.total + backward + repeated
     launch = smooth_max(busy, stack.launch_s) - busy
-    head = head_seconds(run, product_rate(sheet, rates, stack, "bfloat16"), bandwidth, stack)
+    head = head_seconds(run, product_rate(device, rates, stack, "bfloat16"), bandwidth, stack)
     update = update_bytes(run, stack) / bandwidth
-    gather, scatter, reduce = shown_communication(
-        run, stack, known.network(run), layers * forward.total, layers * (backward + repeated) + head
-    )
-    working = times * (layers * (busy + launch) + head) + update + gather + scatter + reduce
-    doublings = max(0.0, math.log2(run.devices / sheet.per_host))
-    return StepParts(
-        products=3 * times * layers * forward.products,
-        attention=(1 + FLASH_BACKWARD) * times * layers * forward.attention,
-        traffic=3 * times * layers * forward.traffic,
-        head=times * head,
-        launch=times * layers * launch,
-        recomputation=times * layers * repeated,
+    return Work(
+        forward=forward.total + launch / 3,
+        backward=backward + repeated + launch * 2 / 3,
+        head=head,
         update=update,
-        gather=gather,
-        scatter=scatter,
-        reduce=reduce,
-        waiting=working * stack.jitter * doublings,
+        split={
+            "products": 3 * times * layers * forward.products,
+            "attention": (1 + FLASH_BACKWARD) * times * layers * forward.attention,
+            "traffic": 3 * times * layers * forward.traffic,
+            "head": times * head,
+            "launch": times * layers * launch,
+            "recomputation": times * layers * repeated,
+            "update": update,
+        },
     )
 
 
-def memory_bandwidth(sheet: DataSheet, rates: Rates) -> float:
-    return sheet.memory_tbytes * 1e12 * rates.memory
-
-
-def block_forward(run: Run, sheet: DataSheet, rates: Rates, stack: Stack) -> Forward:
+def block_forward(run: Run, device: Sheet, rates: Rates, stack: Stack) -> Forward:
     """One block: its products and its attention at their rates, and the traffic of the values between them."""
     shape, tokens = run.shape, run.tokens
     scores = 4 * tokens * run.context * shape.heads * shape.head_dim
     values = VALUE_BYTES * tokens * (8 * shape.width + (4 if shape.gated else 2) * shape.ffn)
     if run.attention == "scores":
-        attention = scores / product_rate(sheet, rates, stack, "bfloat16")
+        attention = scores / product_rate(device, rates, stack, "bfloat16")
         values += 4 * VALUE_BYTES * tokens * run.context * shape.heads
+    elif run.attention == "blocked":
+        attention = scores / 2 / product_rate(device, rates, stack, "bfloat16")
     else:
-        attention = scores / 2 / attention_rate(run, sheet, rates)
+        attention = scores / 2 / attention_rate(run, device, rates)
     moved = values * stack.passes
     if run.autocast:  # float32 weights are read and cast in every pass
         moved += 6 * shape.block_parameters
     if run.precision in ("float8", "float4"):  # weights and activations are scaled and cast
         moved += stack.cast * tokens * (4 * shape.width + 2 * shape.ffn) + 3 * shape.block_parameters
-    products = 2 * shape.block_parameters * tokens / product_rate(sheet, rates, stack, run.precision)
-    return Forward(products, attention, moved / memory_bandwidth(sheet, rates))
+    products = 2 * shape.block_parameters * tokens / product_rate(device, rates, stack, run.precision)
+    return Forward(products, attention, moved / (device.memory_bandwidth * rates.memory))
 
 
-def product_rate(sheet: DataSheet, rates: Rates, stack: Stack, precision: str) -> float:
+def product_rate(device: Sheet, rates: Rates, stack: Stack, precision: str) -> float:
     """FLOP/s of a block's products."""
-    usual = sheet.bfloat16 * 1e12 * rates.products * stack.products
+    usual = device.bfloat16 * rates.products * stack.products
     if precision in ("float8", "float4"):
-        return usual * (getattr(sheet, precision) / sheet.bfloat16) ** rates.narrow
+        return usual * (getattr(device, precision) / device.bfloat16) ** rates.narrow
     return usual / 2 if precision == "float32" else usual  # tensor cores do float32 (TF32) at half the rate
 
 
-def attention_rate(run: Run, sheet: DataSheet, rates: Rates) -> float:
+def attention_rate(run: Run, device: Sheet, rates: Rates) -> float:
     """FLOP/s of a fused kernel over the unmasked half."""
     long = run.context / (run.context + rates.attention_context)
     wide = min(1.0, run.shape.head_dim / 128) ** rates.attention_width
-    return sheet.bfloat16 * 1e12 * getattr(rates, run.attention) * long * wide
+    return device.bfloat16 * getattr(rates, run.attention) * long * wide
 
 
 def repeated_seconds(run: Run, forward: Forward, stack: Stack) -> float:
@@ -168,9 +188,9 @@ def shown_communication(
     layers, n, times = run.shape.layers, run.sharing, run.accumulation
     weights, gradients = VALUE_BYTES * run.shape.parameters, stack.gradient_bytes * run.shape.parameters
     if run.strategy == "ddp":
-        return 0.0, 0.0, shown(network.all_reduce(gradients, n, layers), backward_s, stack.overlap_end)
-    gather = network.one_pass("all-gather", weights, n, layers)
-    scatter = network.one_pass("reduce-scatter", gradients, n, layers)
+        return 0.0, 0.0, shown(network.all_reduce(gradients, *network.levels(n), layers), backward_s, stack.overlap_end)
+    gather = network.one_pass("all-gather", weights, *network.levels(n), layers)
+    scatter = network.one_pass("reduce-scatter", gradients, *network.levels(n), layers)
     if run.strategy == "zero1":
         return shown(gather, forward_s, stack.overlap_end), shown(scatter, backward_s, stack.overlap_end), 0.0
     again = 0.0 if run.strategy == "zero2" else gather
@@ -178,7 +198,7 @@ def shown_communication(
     gathered = shown(gather, forward_s, stack.overlap) + late * again / (again + scatter)
     reduce = 0.0
     if run.devices > n:
-        across = network.all_reduce(gradients / n, run.devices / n, layers, spread=True)
+        across = network.all_reduce(gradients / n, 1, run.devices / n, layers)
         reduce = shown(across, backward_s, stack.overlap_end)
     return times * gathered, times * late * scatter / (again + scatter), reduce
 
