@@ -121,7 +121,7 @@ class MeshLearner:
         name = "ddp" if strategy.name == "ddp_small_batch" else strategy.name
         _, layout, self.step = build_step(_named(config, name), [setup.device])
         # A copy, since the step overwrites its state.
-        self.state = jax.tree.map(jnp.copy, jax.device_put(setup.initial[1], layout.state))
+        self.state = jax.tree.map(jnp.copy, layout.put(setup.initial[1], layout.state))
         self.data, self.curve, self.updates = open_data(config, setup.corpus), curve, updates
         self.tokens = units_per_batch(config)
         self.count, self.last_s = 0, 0.0

@@ -3,6 +3,7 @@
 `preflight` returns every finding; `require` stops a run that has an error nobody allowed.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +17,8 @@ from jaxdp.predict.sharding import Leaf, shards
 from jaxdp.strategies.rules import ShardRule
 
 ERRORS = ("block_split", "batch_undivided", "group_undivided", "bad_spec", "memory", "unplanned_collective")
-WARNINGS = ("replicated", "uneven", "undivided_dim")
+WARNINGS = ("replicated", "uneven")
+FORMER = ("undivided_dim",)  # allowed still, though any count of devices divides now
 NO_PROGRAM = ("batch_undivided", "group_undivided", "bad_spec")  # a check may let them pass, a run cannot
 
 
@@ -24,8 +26,9 @@ NO_PROGRAM = ("batch_undivided", "group_undivided", "bad_spec")  # a check may l
 class Report:
     """`ok` when no finding is an error. `parameters` has a row for each leaf; bytes are a device's.
 
-    `state_bytes` (parameters, gradients, optimizer) is exact. `memory_bytes` is what a step needs: None for a user's
-    task that was not compiled. `compiled` is the program's collectives and memory, where it was compiled.
+    `state_bytes` (parameters, gradients, optimizer) is exact, `padding_bytes` what of it is padding.
+    `memory_bytes` is what a step needs: None for a user's task that was not compiled. `compiled` is the program's
+    collectives and memory, where it was compiled.
     """
 
     devices: int
@@ -34,6 +37,7 @@ class Report:
     memory_bytes: int | None
     compiled: dict[str, Any] | None = None
     state_bytes: int | None = None
+    padding_bytes: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -58,6 +62,7 @@ class Report:
             "findings": [asdict(finding) for finding in self.findings],
             "parameters": list(self.parameters),
             "state_bytes": self.state_bytes,
+            "padding_bytes": self.padding_bytes,
             "memory_bytes": self.memory_bytes,
             "unknown": list(self.unknown),
             "compiled": self.compiled,
@@ -92,12 +97,12 @@ def preflight(
         *checks.batch(config, devices),
         *checks.blocks(config, devices),
         *(finding for leaf in placed.leaves for finding in checks.specs(leaf, placed)),
-        *checks.undivided(config, placed),
+        *checks.uneven(config, placed),
         *checks.replicated(config, placed),
         *checks.memory(config, needed or state, memory_bytes),
     )
     rows = tuple(_row(leaf) for leaf in placed.leaves)
-    return Report(devices, findings, rows, needed, state_bytes=state)
+    return Report(devices, findings, rows, needed, state_bytes=state, padding_bytes=placed.padding_bytes)
 
 
 def require(report: Report, allow: Iterable[str] = ()) -> None:
@@ -114,7 +119,7 @@ def require(report: Report, allow: Iterable[str] = ()) -> None:
 def check_allowed(names: Iterable[str]) -> frozenset[str]:
     """The names, if each is a finding's; else `BadInput`."""
     names = frozenset(names)
-    if unknown := sorted(names - {*ERRORS, *WARNINGS}):
+    if unknown := sorted(names - {*ERRORS, *WARNINGS, *FORMER}):
         raise BadInput(f"--allow {unknown[0]}: no such finding; known: {', '.join((*ERRORS, *WARNINGS))}")
     return names
 
@@ -124,9 +129,11 @@ def _row(leaf: Leaf) -> dict[str, Any]:
         "parameter": leaf.path,
         "shape": list(leaf.parameter.shape),
         "bytes": leaf.parameter.bytes,
-        "spec": list(leaf.params),
-        "shard_shape": list(leaf.shard_shape),
+        "stored_shape": list(leaf.params.stored_shape),
+        "spec": list(leaf.params.spec),
+        "shard_shape": list(leaf.params.shard_shape),
         "shard_bytes": leaf.shard_bytes,
-        "optimizer_spec": list(leaf.optimizer),
+        "optimizer_spec": list(leaf.optimizer.spec),
         "optimizer_shard_bytes": leaf.optimizer_shard_bytes,
+        "padding_bytes": math.ceil(leaf.padding_bytes),
     }

@@ -41,7 +41,8 @@ def print_check(report: Report, strategy: str, allowed: frozenset[str]) -> None:
         how = "as compiled" if report.compiled else "estimated"
         known = report.memory_bytes is not None
         step = f"a step needs about {bytes_text(report.memory_bytes)} ({how})" if known else "a step needs more"
-        console.print(f"state of {bytes_text(report.state_bytes)} per device (exact); {step}")
+        padding = f", {bytes_text(report.padding_bytes)} of it padding" if (report.padding_bytes or 0) >= 2**14 else ""
+        console.print(f"state of {bytes_text(report.state_bytes)} per device (exact{padding}); {step}")
     for unknown in report.unknown:
         console.print(f"unknown: {unknown}")
     if report.compiled:
