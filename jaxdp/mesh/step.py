@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxdp.errors import BadInput
 from jaxdp.mesh.layout import Layout, specs, store
 from jaxdp.mesh.unshard import make_unshard
 from jaxdp.recipe import Recipe, TrainState
@@ -108,9 +109,15 @@ def make_gradients(
         params = jax.tree.map(lambda leaf, place: _vary(leaf, _others(layout.axes, place)), params, layout.params)
 
         def micro(part: Batch) -> Sums:
-            (total, units), grads = jax.value_and_grad(
-                lambda p: _as_sums(task.loss_sum(p, part, unshard, train=True), layout.axes), has_aux=True
-            )(params)
+            def loss(params: Params) -> tuple[jax.Array, jax.Array]:
+                return _as_sums(task.loss_sum(params, part, unshard, train=True), layout.axes)
+
+            try:
+                (total, units), grads = jax.value_and_grad(loss, has_aux=True)(params)
+            except (TypeError, ValueError) as error:
+                if not any(leaf.axis for leaf in jax.tree.leaves(layout.params)):
+                    raise
+                raise BadInput(_unfit_for_shards(error)) from error
             return Sums(grads, total, units)
 
         nothing = _vary(jnp.zeros(()), layout.axes)
@@ -127,6 +134,14 @@ def make_gradients(
         mesh=layout.mesh,
         in_specs=(specs(layout.params), layout.batch),
         out_specs=Sums(specs(layout.optimizer), scalar, scalar),
+    )
+
+
+def _unfit_for_shards(error: Exception) -> str:
+    return (
+        f"task: its loss fails on parameters that are cut ({str(error).splitlines()[0].rstrip('.')}); they arrive as "
+        "flat vectors: let unshard give them their shapes, and name the subtrees that a scan takes layer by layer in "
+        "Task.blocks"
     )
 
 

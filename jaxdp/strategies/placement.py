@@ -93,7 +93,7 @@ class Placed(NamedTuple):
 
 
 def place(parameter: Parameter, cut: Cut, axis_sizes: Mapping[str, int]) -> Placed:
-    """An axis of size 1, or one that the mesh lacks, cuts nothing.
+    """An axis of size 1, or one that the mesh lacks, cuts nothing; nor is there anything to cut in a single element.
 
     Optimizer state beside whole parameters is one vector over all layers, since it is never gathered by layer.
     """
@@ -104,7 +104,9 @@ def place(parameter: Parameter, cut: Cut, axis_sizes: Mapping[str, int]) -> Plac
 
 def _placement(shape: tuple[int, ...], layered: bool, axis: str | None, axis_sizes: Mapping[str, int]) -> Placement:
     pieces = axis_sizes.get(axis, 1) if axis else 1
-    return Placement(shape, layered, axis if pieces > 1 else None, pieces)
+    if pieces == 1 or math.prod(shape[1:] if layered else shape) <= 1:
+        return Placement(shape, layered)
+    return Placement(shape, layered, axis, pieces)
 
 
 def _pad(array: Any, widths: list[tuple[int, int]]) -> Any:
