@@ -328,24 +328,33 @@ def test_a_folder_that_holds_another_run_ends_all_alike(tmp_path: Path) -> None:
     assert [path.name for path in held.iterdir()] == ["run.json"]
 
 
+BENCH = ("bench", *SMALL, "--strategy", ",".join(mesh_strategies()), "--steps", "6", "--devices", "4", "--json")
+BENCH = (*BENCH, "--set", "train.accumulation=2")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """All strategies in one process: its folder and its document."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    command = [sys.executable, "-m", "cli", *BENCH, "--run-dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
-def test_the_losses_are_those_of_one_process(processes: int, tmp_path: Path) -> None:
+def test_the_losses_are_those_of_one_process(processes: int, alone: Any, tmp_path: Path) -> None:
     """All strategies, accumulation included; hosts of two processes each, so that HSDP has its groups."""
-    arguments = ("bench", *SMALL, "--strategy", ",".join(mesh_strategies()), "--steps", "6", "--devices", "4", "--json")
-    arguments = (*arguments, "--set", "train.accumulation=2")
+    folder, document = alone
     hosts = ["a", "b"] if processes == 2 else ["a", "b", "a", "b"]
-    done = run(processes, *arguments, "--run-dir", str(tmp_path / "many"), folder=tmp_path, hosts=hosts)
+    done = run(processes, *BENCH, "--run-dir", str(tmp_path / "many"), folder=tmp_path, hosts=hosts)
     assert [each.code for each in done] == [0] * processes, told(done)
-    alone = subprocess.run(
-        [sys.executable, "-m", "cli", *arguments, "--run-dir", str(tmp_path / "one")], capture_output=True, text=True
-    )
-    assert alone.returncode == 0, alone.stderr
-    for found, expected in zip(json.loads(done[0].out), json.loads(alone.stdout), strict=True):
+    for found, expected in zip(json.loads(done[0].out), document, strict=True):
         name = found["strategy"]
         for key in ("loss", "grad_norm"):
             many = [row[key] for row in rows(tmp_path / "many" / name)]
-            assert many == pytest.approx([row[key] for row in rows(tmp_path / "one" / name)], rel=TOLERANCE), name
+            assert many == pytest.approx([row[key] for row in rows(folder / name)], rel=TOLERANCE), name
         for key in ("devices", "collectives", "collective_bytes_per_device"):
             assert found[key] == expected[key], name
 
