@@ -137,6 +137,9 @@ def bench(
 
         if attribute_stragglers and job.processes == 1:
             raise BadInput("--attribute-stragglers: there is one process; jaxdp launch -n N starts several")
+        steps = steps or (20 if until_loss is None else 500)
+        options = {"--steps": steps, "--warmup": warm_up, "--until-loss": until_loss}
+        options |= {"--trace": trace, "--profile": profile, "--attribute-stragglers": attribute_stragglers}
         prepared = prepare(
             configs,
             devices,
@@ -146,8 +149,8 @@ def bench(
             name="bench",
             xla_flags=xla_flags,
             job=job,
+            options=options,
         )
-        steps = steps or (20 if until_loss is None else 500)
         from cli.progress import StepProgress
         from jaxdp.run.bench import bench as run_bench
 

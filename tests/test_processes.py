@@ -19,6 +19,7 @@ import pytest
 
 from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.job import rendezvous
+from jaxdp.job.agreement import refuse_differences
 from jaxdp.job.attribution import attribute_lateness
 from jaxdp.job.processes import gather, on_first
 from jaxdp.job.rendezvous import Refusal, parse_address
@@ -90,6 +91,27 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
 }
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "first",
+    "MASTER_PORT": "29500",
+}
+LAUNCHERS = (
+    *("SLURM_", "OMPI_", "PMI_", "MPI_", "MV2_", "FLUX_", "KUBERNETES_", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "MASTER_", "TORCHELASTIC_"),
+)
+
+
+def start_as(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process as a launcher that sets these variables starts it."""
+    for name in [name for name in os.environ if name.startswith((*LAUNCHERS, "CUDA_"))]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +123,29 @@ OPEN_MPI = {
         # One process a host sees all of its devices.
         ({**SLURM, "SLURM_STEP_NUM_NODES": "4", "SLURM_LOCALID": "0"}, 4, 3, None),
         # An allocation's own shell is one process, whatever was allocated.
-        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, 1, 0, None),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, 1, 0, None),
         ({key: SLURM[key] for key in ("SLURM_JOB_ID", "SLURM_NTASKS")}, 1, 0, None),
         ({**SLURM, "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, 1, 0, None),
         (OPEN_MPI, 2, 1, None),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2, 1, (0,)),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 1, 0, None),
+        (TORCHRUN, 4, 3, (1,)),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, 4, 3, None),
+        # srun starts torchrun, one a host, and mpirun its daemons.
+        ({**SLURM, **TORCHRUN, **dict.fromkeys(("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"), "2"), "SLURM_PROCID": "1",
+          "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}, 4, 3, (1,)),
+        ({**OPEN_MPI, "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NUM_NODES": "3", "SLURM_PROCID": "2"}, 2, 1, None),
+        # What one launcher leaves out another one says, and half of what is said already is no harm.
+        ({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"}, 4, 3, (1,)),
+        ({**SLURM, "WORLD_SIZE": "4"}, 4, 3, (1,)),
+        ({**SLURM, "RANK": "3", "WORLD_SIZE": "4"}, 4, 3, (1,)),
+        # A run of one.
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, 1, 0, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, 1, 0, None),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NUM_NODES": "2"}, 1, 0, None),
+        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1", "JAX_COORDINATOR_ADDRESS": "first:1234"}, 2, 1, None),
     ],
-)
+)  # fmt: skip
 def test_the_schedulers_job_is_taken(
     variables: dict[str, str],
     processes: int,
@@ -116,37 +153,89 @@ def test_the_schedulers_job_is_taken(
     local_devices: tuple[int, ...] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "CUDA_", "KUBERNETES_"))]:
-        monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    start_as(variables, monkeypatch)
     job = find_job(None, None, None)
     assert (job.processes, job.process_id, job.local_device_ids) == (processes, process_id, local_devices)
 
 
 @pytest.mark.parametrize(
+    ("variables", "coordinator", "address"),
+    [
+        (SLURM, None, "node3:61447"),
+        ({**SLURM, "SLURM_STEP_NODELIST": "rack[2,4]n[007-9]x,other", "SLURM_STEP_ID": "1"}, None, "rack2n007x:61448"),
+        (OPEN_MPI, None, "10.0.0.1:61441"),
+        ({**OPEN_MPI, "OMPI_MCA_orte_hnp_uri": "4096.0;tcp6://[fe80::1,fe80::2]:4"}, None, "[fe80::1]:61441"),
+        (TORCHRUN, None, "first:29500"),
+        # torchrun's own store may listen on its port.
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, None, "first:29501"),
+        (TORCHRUN, "other:1", "other:1"),
+        (MPICH, "first:29400", "first:29400"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "first:29400", "first:29400"),
+    ],
+)
+def test_where_a_launchers_processes_meet(
+    variables: dict[str, str], coordinator: str | None, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_as(variables, monkeypatch)
+    assert str(find_job(coordinator, None, None).address) == address
+
+
+@pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, "--coordinator"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4 without OMPI_COMM_WORLD_RANK"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "Open MPI started 4 .* --coordinator"),
         ({"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE='x'"),
-        ({**SLURM, "SLURM_PROCID": "4"}, "process 4 of 4"),
-        ({**SLURM, "SLURM_PROCID": "abc"}, "can't read them"),
-        ({**SLURM, "SLURM_LOCALID": "q"}, "can't read them"),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "x"}, "can't read them"),
-        ({**OPEN_MPI, "OMPI_MCA_orte_hnp_uri": "junk"}, "can't read them"),
-        ({**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, "process 0 of 1"),
+        ({**SLURM, "SLURM_PROCID": "4"}, "SLURM_PROCID=4, SLURM_STEP_NUM_TASKS=4"),
+        ({**SLURM, "SLURM_PROCID": "abc"}, "SLURM_PROCID='abc'"),
+        ({**SLURM, "SLURM_LOCALID": "q"}, "SLURM_LOCALID='q'"),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, "SLURM_PROCID=1 without SLURM_STEP_NUM_TASKS"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK='x'"),
+        ({**OPEN_MPI, "OMPI_MCA_orte_hnp_uri": "junk"}, "OMPI_MCA_orte_hnp_uri='junk'"),
+        ({**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, "SLURM_NTASKS=1, SLURM_STEP_NUM_TASKS=4"),
+        (MPICH, "MPICH or Intel MPI started 2 .* --coordinator"),
+        ({"PMI_RANK": "0"}, "PMI_RANK=0 without PMI_SIZE"),
+        ({"PMI_RANK": "-1", "PMI_SIZE": "2"}, "PMI_RANK='-1'"),
+        ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, "MVAPICH started 2"),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, "Flux started 2"),
+        ({"RANK": "1"}, "RANK=1 without WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 without RANK"),
+        ({**TORCHRUN, "MASTER_ADDR": ""}, "torchrun started 4 .* MASTER_ADDR and MASTER_PORT"),
+        ({**TORCHRUN, "MASTER_PORT": "99999"}, "MASTER_ADDR, MASTER_PORT first:99999"),
+        ({**TORCHRUN, **MPICH}, "torchrun .RANK=3, WORLD_SIZE=4., but MPICH or Intel MPI .PMI_RANK=1, PMI_SIZE=2."),
+        ({**SLURM, "RANK": "0", "WORLD_SIZE": "4"}, "contradict each other"),
+        ({**SLURM, "WORLD_SIZE": "8"}, "WORLD_SIZE=8 without RANK"),
     ],
 )
 def test_a_scheduler_that_tells_half_is_refused(
     variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise each of its processes would be a run of its own."""
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_"))]:
-        monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    start_as(variables, monkeypatch)
     with pytest.raises(BadInput, match=words):
         find_job(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("step", "warned"), [({}, True), ({"SLURM_STEP_ID": "4294967290"}, True), ({"SLURM_STEP_ID": "0"}, False)]
+)
+def test_slurms_nodes_that_are_left_idle_are_told_of(
+    step: dict[str, str], warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not where srun was asked for the one process, as for a driver of Ray."""
+    start_as({"SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0", **step}, monkeypatch)
+    find_job(None, None, None).join()
+    assert ["2 nodes" in line and "srun" in line for line in caplog.messages] == [True] * warned
+
+
+def test_what_processes_must_have_alike_is_refused_by_name() -> None:
+    refuse_differences([{"a": 1, "b": None}] * 3)
+    with pytest.raises(BadInput, match=r"train.seed: 0 \(process 0, 2\), 1 \(process 1\); start"):
+        refuse_differences([{"train.seed": seed, "same": 1} for seed in (0, 1, 0)])
+    with pytest.raises(BadInput, match=r"XLA_FLAGS: not set \(process 0\), --a=1 \(process 1\)"):
+        refuse_differences([{"XLA_FLAGS": None}, {"XLA_FLAGS": "--a=1"}])
+    with pytest.raises(BadInput, match=r"k0: .*; and in k4, k5; start"):
+        refuse_differences([{f"k{key}": rank for key in range(6)} for rank in (0, 1)])
 
 
 def test_a_single_process_agrees_with_itself() -> None:
@@ -315,6 +404,20 @@ def test_a_refusal_is_told_once_and_ends_all(tmp_path: Path) -> None:
     done = run(2, "bench", "--strategy", "ps", *SMALL, folder=tmp_path)
     assert [each.code for each in done] == [2, 2]
     assert len(told(done)) == 1 and "--engine ray" in told(done)[0]
+
+
+def test_processes_that_were_started_differently_train_nothing(tmp_path: Path) -> None:
+    """Of the environment only what a process keeps for itself may differ."""
+    own = (
+        ("--seed", "1", "--set", "optim.learning_rate=1e-3", "--warmup", "1"),
+        ("--seed", "2", "--set", "optim.learning_rate=2e-3", "--warmup", "2"),
+    )
+    with started(2, "bench", *SMALL, "--run-dir", str(tmp_path / "run"), folder=tmp_path, own=own) as ranks:
+        done = finish(ranks)
+    assert [each.code for each in done] == [2, 2]
+    (line,) = told(done)
+    assert all(key in line for key in ("train.seed: 1 (process 0), 2", "optim.learning_rate", "--warmup"))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ it travels with the next `gather`, and process 0 alone prints it. In a run of on
 
 import itertools
 import json
+import logging
 import os
 import socket
 import sys
@@ -32,6 +33,7 @@ HEARTBEAT_S = 100  # JAX's default: how long a process may be silent that nobody
 LONGEST_WAIT_S = 86_400.0
 
 T = TypeVar("T")
+log_of_library = logging.getLogger(__name__)
 
 
 class SharedError(JaxdpError):
@@ -53,6 +55,7 @@ class Job:
     join_timeout_s: float = JOIN_TIMEOUT_S
     stall_timeout_s: float = 0.0  # 0: not watched
     stop: object = False  # true once a signal has asked to stop
+    warning: str | None = None  # told when the run starts
     met: bool = False
     joined: bool = False
 
@@ -67,6 +70,8 @@ class Job:
         Raises `JaxdpError` if a process doesn't come in time or one of them refuses; call before any device is used.
         """
         if self.processes == 1:
+            if self.warning:
+                log_of_library.warning(self.warning)
             return
         refusal = self._meet(None, self.join_timeout_s)
         if refusal:
