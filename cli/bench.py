@@ -124,9 +124,13 @@ def bench(
         address=address,
     )
     from jaxdp.job.scheduler import find_job
+    from jaxdp.job.stop import StopFlag
 
     plain_warnings()
-    with find_job(coordinator, processes, process_id, join_timeout, stall_timeout) as job:
+    with (
+        StopFlag(at_once=True),
+        find_job(coordinator, processes, process_id, join_timeout, stall_timeout) as job,
+    ):
         flags |= {"task": task, "train.seed": seed, "stragglers": stragglers}
         configs = load_configs(config, set_, strategy, flags)
         if print_config_:

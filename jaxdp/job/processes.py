@@ -26,6 +26,7 @@ from jaxdp.errors import JaxdpError
 from jaxdp.job import watchdog
 from jaxdp.job.process_log import ProcessLog
 from jaxdp.job.rendezvous import REFUSAL_S, Address, Refusal, meet
+from jaxdp.job.xla_flags import refuse_bad_flags
 
 JOIN_TIMEOUT_S = 300.0
 HEARTBEAT_S = 100  # JAX's default: how long a process may be silent that nobody watches
@@ -65,10 +66,12 @@ class Job:
         return self.process_id == 0
 
     def join(self) -> None:
-        """Meets the other processes and starts JAX's coordination service; does nothing in a run of one process.
+        """Meets the other processes and starts JAX's coordination service; a run of one process only checks.
 
-        Raises `JaxdpError` if a process doesn't come in time or one of them refuses; call before any device is used.
+        Raises `JaxdpError` if a process doesn't come in time or one of them refuses, `BadInput` for `XLA_FLAGS` that
+        XLA can't read; call before any device is used.
         """
+        refuse_bad_flags()
         if self.processes == 1:
             if self.warning:
                 log_of_library.warning(self.warning)

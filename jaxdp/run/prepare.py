@@ -10,6 +10,7 @@ from jaxdp.errors import BadInput
 from jaxdp.job import processes
 from jaxdp.job.agreement import code_facts, refuse_differences
 from jaxdp.job.processes import Job
+from jaxdp.job.xla_flags import refuse_bad_flags
 from jaxdp.predict.preflight import Report, check_allowed, preflight, require
 from jaxdp.run.folder import RunFolder, fresh_run, open_run
 from jaxdp.workload import open_data
@@ -61,6 +62,7 @@ def prepare(
     """
     job = job or Job()
     allow = check_allowed(allow)
+    refuse_bad_flags()
     if run_dir == "":
         raise BadInput("--run-dir: is empty; name a folder or leave it out")
     if job.processes > 1 and any(config.strategy.name == "ps" for config in configs):
