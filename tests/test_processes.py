@@ -25,6 +25,7 @@ from jaxdp.job.processes import gather, on_first
 from jaxdp.job.rendezvous import Refusal, parse_address
 from jaxdp.job.scheduler import find_job
 from jaxdp.job.stop import StopFlag
+from jaxdp.job.xla_flags import refuse_bad_flags
 from jaxdp.mesh.devices import host_groups
 from jaxdp.strategies.rows import mesh_strategies
 from tests.processes import PATIENCE_S, Done, Rank, finish, free_port, run, started
@@ -404,6 +405,92 @@ def test_a_refusal_is_told_once_and_ends_all(tmp_path: Path) -> None:
     done = run(2, "bench", "--strategy", "ps", *SMALL, folder=tmp_path)
     assert [each.code for each in done] == [2, 2]
     assert len(told(done)) == 1 and "--engine ray" in told(done)[0]
+
+
+@pytest.mark.parametrize(
+    ("address", "said"), [("127.0.0.1:{port}", "refused"), ("nowhere.invalid:6379", "no Ray"), ("here", "HOST:PORT")]
+)
+def test_a_ray_cluster_that_is_not_there_is_told_at_once(address: str, said: str, tmp_path: Path) -> None:
+    """Ray itself asks on for a quarter of an hour."""
+    pytest.importorskip("ray")
+    address = address.format(port=free_port())
+    command = [sys.executable, "-m", "cli", "bench", *SMALL, "--strategy", "ps", "--engine", "ray", "--workers", "2"]
+    command += ["--address", address, "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode in (1, 2) and len(done.stderr.splitlines()) == 1
+    assert address in done.stderr and said in done.stderr
+
+
+BAD_FLAGS = [
+    ("\u2013xla_dump_to=/tmp/x", "two hyphens"),
+    ("xla_dump_to=/tmp/x", "does not begin with --"),
+    ("--xla_dump_to=/tmp/x \u2013xla_b=1", "two hyphens"),
+    ("--xla_gpu_of_another_version=true --xla_b=1", "knows no --xla_gpu_of_another_version=true --xla_b=1"),
+    ("--xla_gpu_enable_latency_hiding_scheduler=maybe", "maybe is no value of xla_gpu_enable_latency_hiding_scheduler"),
+]
+
+
+@pytest.mark.parametrize(("flags", "said"), BAD_FLAGS, ids=[said for _, said in BAD_FLAGS])
+def test_what_xla_cannot_read_is_told_in_a_line(flags: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA itself aborts, with all its flags printed."""
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    with pytest.raises(BadInput, match=said):
+        refuse_bad_flags()
+
+
+def test_what_xla_can_read_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags in ("", "--xla_dump_to='/tmp/a b' --xla_cpu_enable_fast_math"):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        refuse_bad_flags()
+
+
+@pytest.mark.parametrize(
+    ("platform", "said"), [("cuda", "pip install"), ("gup", "not in the list"), ("tpu,cpu", "tpu")]
+)
+def test_a_platform_that_is_not_here_is_told_in_a_line(platform: str, said: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cli", "bench", *SMALL, "--run-dir", str(tmp_path / "run")]
+    environment = os.environ | {"JAX_PLATFORMS": platform}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE_S)
+    if done.returncode == 0:
+        pytest.skip(f"{platform} is here")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert f"JAX_PLATFORMS={platform}" in done.stderr and said in done.stderr
+
+
+@pytest.mark.parametrize("when", ["starting", "compiling"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_bench_ends_at_once_without_a_crash(when: str, number: signal.Signals, tmp_path: Path) -> None:
+    """XLA crashes if Python raises in its compilation."""
+    command = [sys.executable, "-m", "cli", "bench", "--config", "small", "--run-dir", str(tmp_path / "run")]
+    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        if when == "compiling":
+            while not (tmp_path / "run").exists():  # claimed just before the run is made
+                time.sleep(0.05)
+            time.sleep(1.0)
+        else:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode in (128 + number, -number) and errors == ""
+    assert when == "starting" or process.returncode == 128 + number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [1, 2])
+def test_survivors_name_the_process_that_was_killed(victim: int, tmp_path: Path) -> None:
+    """Whether their collective fails at once or waits."""
+    folder = tmp_path / "run"
+    arguments = ("train", *SMALL, "--set", "train.steps=100000", "--set", "train.global_batch=18")
+    arguments = (*arguments, "--strategy", "ddp", "--run-dir", str(folder), "--stall-timeout", "10")
+    with started(3, *arguments, folder=tmp_path) as ranks:
+        wait_for_rows(folder, 20, ranks)
+        ranks[victim].process.kill()
+        done = finish(ranks)
+    for index, survivor in enumerate(done):
+        if index != victim:
+            assert survivor.code == 1 and "unexpected" not in survivor.errors
+            assert f"rank {victim} on" in survivor.errors or f"process {victim} on" in survivor.errors
 
 
 def test_processes_that_were_started_differently_train_nothing(tmp_path: Path) -> None:
