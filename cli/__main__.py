@@ -1,5 +1,5 @@
 """`python -m cli` is `jaxdp`."""
 
-from cli import main
+from cli import run
 
-main()
+run()
