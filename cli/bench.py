@@ -124,9 +124,13 @@ def bench(
         address=address,
     )
     from jaxdp.job.scheduler import find_job
+    from jaxdp.job.stop import StopFlag
 
     plain_warnings()
-    with find_job(coordinator, processes, process_id, join_timeout, stall_timeout) as job:
+    with (
+        StopFlag(at_once=True),
+        find_job(coordinator, processes, process_id, join_timeout, stall_timeout) as job,
+    ):
         flags |= {"task": task, "train.seed": seed, "stragglers": stragglers}
         configs = load_configs(config, set_, strategy, flags)
         if print_config_:
@@ -137,6 +141,9 @@ def bench(
 
         if attribute_stragglers and job.processes == 1:
             raise BadInput("--attribute-stragglers: there is one process; jaxdp launch -n N starts several")
+        steps = steps or (20 if until_loss is None else 500)
+        options = {"--steps": steps, "--warmup": warm_up, "--until-loss": until_loss}
+        options |= {"--trace": trace, "--profile": profile, "--attribute-stragglers": attribute_stragglers}
         prepared = prepare(
             configs,
             devices,
@@ -146,8 +153,8 @@ def bench(
             name="bench",
             xla_flags=xla_flags,
             job=job,
+            options=options,
         )
-        steps = steps or (20 if until_loss is None else 500)
         from cli.progress import StepProgress
         from jaxdp.run.bench import bench as run_bench
 

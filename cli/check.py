@@ -24,6 +24,7 @@ from cli.process_options import CoordinatorOption, JoinTimeoutOption, ProcessesO
 from jaxdp.errors import BadInput, Refused
 from jaxdp.job.processes import gather, host_name
 from jaxdp.job.scheduler import find_job
+from jaxdp.job.stop import StopFlag
 
 WITHOUT_A_CHOICE = 4  # what a run on a CPU would take
 
@@ -68,7 +69,7 @@ def check(
 
     Example: jaxdp check --config nano --strategy fsdp_flat --devices 1:8
     """
-    with find_job(coordinator, processes, process_id, join_timeout) as job:
+    with StopFlag(at_once=True), find_job(coordinator, processes, process_id, join_timeout) as job:
         configs = load_configs(config, set_, strategy, {"task": task})
         if print_config_:
             if job.first:

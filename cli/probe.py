@@ -35,9 +35,13 @@ def probe(
     Example: jaxdp probe --out hardware.toml
     """
     from jaxdp.job.scheduler import find_job
+    from jaxdp.job.stop import StopFlag
 
     plain_warnings()
-    with find_job(coordinator, processes, process_id, join_timeout, stall_timeout) as job:
+    with (
+        StopFlag(at_once=True),
+        find_job(coordinator, processes, process_id, join_timeout, stall_timeout) as job,
+    ):
         if job.first and out is not None:
             _refuse_unwritable(out)
         job.join()

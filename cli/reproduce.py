@@ -37,6 +37,7 @@ def reproduce(
 
     Example: jaxdp reproduce --quick
     """
+    from jaxdp.job.stop import StopFlag
     from jaxdp.run.folder import fresh_run, open_run
     from sims.findings import campaign
     from sims.findings.lab import Lab
@@ -44,7 +45,7 @@ def reproduce(
     trials = campaign.chosen(only or ())
     plain_warnings()
     folder = open_run(Path(run_dir), overwrite=overwrite) if run_dir else fresh_run("reproduce")
-    with folder:
+    with StopFlag(at_once=True), folder:
         document = campaign.run(trials, Lab(folder, quick, devices, (lambda line: None) if quiet else say))
     if json_:
         print_json(document)

@@ -20,6 +20,7 @@ from cli.common import (
 )
 from cli.server_options import BackupsOption, BoundOption, GroupOption, PolicyOption
 from jaxdp.errors import BadInput
+from jaxdp.job.stop import StopFlag
 from jaxdp.strict_json import plain
 from sims.strategy import known_strategies
 
@@ -168,7 +169,8 @@ def sim(
         return
     if not gradients and (learning_rates or until_loss is not None):
         raise BadInput("--learning-rates, --until-loss: belong to --gradients; add it")
-    _simulate(case, name or (config or ["sim"])[-1], gradients, trace, run_dir, overwrite, json_, quiet)
+    with StopFlag(at_once=True):
+        _simulate(case, name or (config or ["sim"])[-1], gradients, trace, run_dir, overwrite, json_, quiet)
 
 
 LONG = 1_000_000  # gradients from which on progress is shown

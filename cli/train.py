@@ -152,6 +152,7 @@ def train(
             resume=where != "never",
             xla_flags=xla_flags,
             job=job,
+            options={"--steps": steps, "--resume": where, "--save-every": save_every, "--eval-every": eval_every},
         )
         from cli.progress import StepProgress
         from jaxdp.run.train import train as run_train
