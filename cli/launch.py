@@ -32,10 +32,7 @@ def launch(
     ] = None,
     debug: DebugOption = False,
 ) -> None:
-    """Run a command in several supervised processes: they start, stop and fail together.
-
-    Example: jaxdp launch -n 4 -- bench --strategy fsdp
-    """
+    """Example: jaxdp launch -n 4 -- bench --strategy fsdp"""
     example = f"jaxdp launch -n {processes} -- bench --strategy fsdp"
     if "--" not in sys.argv or not command:
         raise BadInput(f"launch: give the command after --, as in: {example}")

@@ -1,6 +1,6 @@
 """Results, replays and published comparisons as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
@@ -67,6 +67,13 @@ def print_published(report: dict[str, Any]) -> None:
     print(f"source: {report['source']}")
     for note in report["notes"]:
         print(f"note: {note}")
+
+
+def print_catalogue(catalogue: Mapping[str, Mapping[str, str]]) -> None:
+    for title, entries in catalogue.items():
+        print(title)
+        for name, line in entries.items():
+            print(f"  {name:24} {line}")
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from jaxdp.config import ModelConfig
+from jaxdp.config import Config, ModelConfig
 from jaxdp.models.shapes import parameters
 from jaxdp.predict.preflight import Report
 from jaxdp.report.figure import save
@@ -16,11 +15,11 @@ from jaxdp.strategies.flat_layout import FlatLayout, flat_layout
 from jaxdp.units import bytes_text
 
 
-def print_check(report: Report, strategy: str, allowed: frozenset[str]) -> None:
+def print_check(report: Report) -> None:
     """Each parameter's spec, shard and bytes a device, then the findings."""
     console = Console(soft_wrap=True, highlight=False)
     table = Table(
-        title=f"{strategy} on {report.devices} devices (bytes per device)",
+        title=f"{report.strategy} on {report.devices} devices (bytes per device)",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
@@ -48,26 +47,27 @@ def print_check(report: Report, strategy: str, allowed: frozenset[str]) -> None:
         for row in report.compiled["collectives"]:
             sent = bytes_text(row["bytes"])
             console.print(f"compiled: {row['count']} {row['kind']}, {sent} sent per device and step")
-    print_findings(console, report, allowed)
+    print_findings(console, report)
 
 
-def print_findings(console: Console, report: Report, allowed: frozenset[str]) -> None:
+def print_findings(console: Console, report: Report) -> None:
     for finding in report.findings:
-        passed = " (allowed)" if finding.severity == "error" and finding.name in allowed else ""
+        passed = " (allowed)" if finding.severity == "error" and finding.name in report.allowed else ""
         console.print(f"{finding.severity}{passed}: {finding}", markup=False)
     if not report.findings:
         console.print("no findings")
 
 
-def print_sweep(reports: Sequence[Report], strategy: str, model: ModelConfig, flat: bool) -> None:
+def print_sweep(reports: Sequence[Report], config: Config) -> None:
     """One row a device count: safe or not, why not, and for the flat unit a drawing of its cuts."""
     console = Console(soft_wrap=True, highlight=False)
-    table = Table(title=strategy, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    flat = config.strategy.row.flat
+    table = Table(title=config.strategy.name, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("devices", "safe", "memory per device", "findings", *(["blocks and cuts"] if flat else [])):
         table.add_column(name, no_wrap=name != "blocks and cuts", overflow="fold")
     for report in reports:
         names = dict.fromkeys(finding.name for finding in report.findings)
-        drawn = [cuts_text(flat_layout(parameters(model), report.devices))] if flat else []
+        drawn = [cuts_text(flat_layout(parameters(config.model), report.devices))] if flat else []
         safe = "yes" if report.ok else "no"
         table.add_row(str(report.devices), safe, bytes_text(report.memory_bytes), "\n".join(names) or "-", *drawn)
     console.print(table)
@@ -83,10 +83,11 @@ def cuts_text(flat: FlatLayout) -> str:
     return text
 
 
-def save_boundaries(reports: Sequence[Report], model: ModelConfig, flat: bool, path: Path) -> list[Path]:
+def save_boundaries(reports: Sequence[Report], config: Config, path: Path) -> list[Path]:
     """Draws the blocks in a row for each device count, with the cuts; split blocks stand out. Also as CSV."""
     from matplotlib.figure import Figure
 
+    model, flat = config.model, config.strategy.row.flat
     figure = Figure(figsize=(8, 1 + 0.35 * len(reports)), layout="constrained")
     axes = figure.add_subplot()
     lines = ["devices,cut_at_block,splits_block"]
@@ -118,9 +119,3 @@ def _title(flat: bool) -> str:
     if flat:
         return "flat unit: blocks whose fetch needs more rounds than other blocks' are orange"
     return "every block is cut evenly within itself: one round fetches any block"
-
-
-def document(report: Report, strategy: str, allowed: frozenset[str]) -> dict[str, Any]:
-    """The JSON of one report; `ok` counts what was allowed as passed."""
-    refused = any(f.severity == "error" and f.name not in allowed for f in report.findings)
-    return {**report.to_json(), "ok": not refused, "strategy": strategy}
