@@ -18,6 +18,7 @@ from cli.common import (
 )
 from cli.options import Keys, with_options
 from jaxdp.config import Config
+from jaxdp.job.stop import StopFlag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ def bench(
 ) -> None:
     """Example: jaxdp bench --config tiny --strategy ddp,fsdp --devices 4"""
     plain_warnings()
-    with job_options.find() as job:
+    with StopFlag(at_once=True), job_options.find() as job:
         configs = source.load(keys)
         if source.print_config:
             if job.first:

@@ -11,6 +11,7 @@ from cli.common import AllowOption, ConfigOptions, JobOptions, OutputOptions, pr
 from cli.options import Keys, with_options
 from jaxdp.config import Config
 from jaxdp.errors import BadInput, Refused
+from jaxdp.job.stop import StopFlag
 
 if TYPE_CHECKING:
     from jaxdp.predict.preflight import Report
@@ -64,7 +65,7 @@ def check(
     output: OutputOptions,
 ) -> None:
     """Example: jaxdp check --config nano --strategy fsdp_flat --devices 1:8"""
-    with job_options.find() as job:
+    with StopFlag(at_once=True), job_options.find() as job:
         configs = source.load(keys)
         if source.print_config:
             if job.first:

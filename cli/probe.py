@@ -11,6 +11,7 @@ import typer
 from cli.common import DevicesOption, JobOptions, OutputOptions, plain_warnings, print_json, say
 from cli.options import with_options
 from jaxdp.errors import BadInput
+from jaxdp.job.stop import StopFlag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class ProbeOptions:
 def probe(own: ProbeOptions, job_options: JobOptions, output: OutputOptions) -> None:
     """Example: jaxdp probe --out hardware.toml"""
     plain_warnings()
-    with job_options.find() as job:
+    with StopFlag(at_once=True), job_options.find() as job:
         if job.first and own.out is not None:
             _refuse_unwritable(own.out)
         job.join()

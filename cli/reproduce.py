@@ -25,6 +25,7 @@ class ReproduceOptions:
 @with_options
 def reproduce(own: ReproduceOptions, options: FolderOptions, output: OutputOptions) -> None:
     """Example: jaxdp reproduce --quick"""
+    from jaxdp.job.stop import StopFlag
     from jaxdp.run.folder import fresh_run, open_run
     from sims.findings import campaign
     from sims.findings.lab import Lab
@@ -32,7 +33,7 @@ def reproduce(own: ReproduceOptions, options: FolderOptions, output: OutputOptio
     trials = campaign.chosen(own.only)
     plain_warnings()
     folder = open_run(Path(options.run_dir), overwrite=options.overwrite) if options.run_dir else fresh_run("reproduce")
-    with folder:
+    with StopFlag(at_once=True), folder:
         tell = (lambda line: None) if output.quiet else say
         document = campaign.run(trials, Lab(folder, own.quick, own.devices, tell))
     if output.json:

@@ -10,6 +10,7 @@ import typer
 from cli.common import FolderOptions, OutputOptions, PrintConfigOption, SetOption, print_json, say
 from cli.options import Keys, with_options
 from jaxdp.errors import BadInput
+from jaxdp.job.stop import StopFlag
 from sims.scenario import Scenario
 from sims.strategy import Strategy, known_strategies
 
@@ -80,7 +81,8 @@ def sim(
         if own.print_config:
             typer.echo(scenario.to_toml(case), nl=False)
         else:
-            _simulate(case, Path(sources[-1]).stem if sources else "sim", own, folder, output)
+            with StopFlag(at_once=True):
+                _simulate(case, Path(sources[-1]).stem if sources else "sim", own, folder, output)
 
 
 def _simulate(case: Scenario, name: str, own: SimOptions, folder: FolderOptions, output: OutputOptions) -> None:

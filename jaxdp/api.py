@@ -57,15 +57,26 @@ def bench(
         raise BadInput("--attribute-stragglers: there is one process; jaxdp launch -n N starts several")
     from jaxdp.run.prepare import prepare
 
+    steps = steps or bench_steps(until_loss)
+    options = {"--steps": steps, "--warmup": warm_up, "--until-loss": until_loss, "--trace": trace}
+    options |= {"--profile": profile, "--attribute-stragglers": attribute_stragglers}
     prepared = prepare(
-        configs, devices, name="bench", allow=allow, run_dir=run_dir, overwrite=overwrite, xla_flags=xla_flags, job=job
+        configs,
+        devices,
+        name="bench",
+        allow=allow,
+        run_dir=run_dir,
+        overwrite=overwrite,
+        xla_flags=xla_flags,
+        job=job,
+        options=options,
     )
     from jaxdp.run.bench import bench as measure
 
     with prepared.folder:
         return measure(
             prepared,
-            steps=steps or bench_steps(until_loss),
+            steps=steps,
             warm_up=warm_up,
             until_loss=until_loss,
             profile=profile,
@@ -114,6 +125,7 @@ def train(
         resume=wanted != "never",
         xla_flags=xla_flags,
         job=job,
+        options={"--steps": steps, "--resume": wanted, "--save-every": save_every, "--eval-every": eval_every},
     )
     from jaxdp.run.train import train as run
 

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,11 +45,12 @@ def test_a_simulation_starts_from_a_scenario_and_refuses_in_one_line() -> None:
     first = jaxdp.simulate(workers=4, compute_s=1.0, steps=20, strategies=["ddp"])
     again = jaxdp.simulate(first.scenario, steps=40)
     assert again.results[0].outcomes[0].virtual_time_s == 2 * first.results[0].outcomes[0].virtual_time_s
-    for keys, message in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"compute_s": 1.0, "wrokers": 4}, "did you mean workers"),
         ({"compute_s": 1.0, "until_loss": 2.0}, "belong to real gradients"),
         ({"compute_s": 1.0, "strategies": [4]}, r"strategies\[0\]"),
-    ):
+    ]
+    for keys, message in refused:
         with pytest.raises(BadInput, match=message):
             jaxdp.simulate(**keys)
 

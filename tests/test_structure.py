@@ -25,6 +25,7 @@ TOP = {
     "policies",
     "registry",
     "suggest",
+    "versions",
 }
 BELOW_CONFIG = ("hlo", "stragglers", "strategies")  # rooms that the config's values are held against
 BELOW = {
@@ -87,6 +88,7 @@ NO_JAX = [
     "jaxdp.job.watchdog",
     "jaxdp.job.processes",
     "jaxdp.job.scheduler",
+    "jaxdp.job.agreement",
     "jaxdp.job.attribution",
     "cli.launch",
     "jaxdp.sweep.run",

@@ -3,31 +3,22 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from jaxdp.config import Config, ModelConfig
 from jaxdp.models.shapes import parameters
 from jaxdp.predict.preflight import Report
 from jaxdp.report.figure import save
+from jaxdp.report.screen import print_table, screen
 from jaxdp.strategies.flat_layout import FlatLayout, flat_layout
 from jaxdp.units import bytes_text
 
 
 def print_check(report: Report) -> None:
     """Each parameter's spec, shard and bytes a device, then the findings."""
-    console = Console(soft_wrap=True, highlight=False)
-    table = Table(
-        title=f"{report.strategy} on {report.devices} devices (bytes per device)",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for name in ("parameter", "shape", "spec", "shard", "bytes", "optimizer"):
-        table.add_column(name, justify="right" if name in ("bytes", "optimizer") else "left", no_wrap=True)
-    for row in report.parameters:
-        table.add_row(
+    console = screen()
+    rows = [
+        (
             row["parameter"],
             "x".join(map(str, row["shape"])),
             ",".join(axis or "-" for axis in row["spec"]),
@@ -35,8 +26,12 @@ def print_check(report: Report) -> None:
             bytes_text(row["shard_bytes"]),
             bytes_text(row["optimizer_shard_bytes"]),
         )
-    if report.parameters:
-        console.print(table)
+        for row in report.parameters
+    ]
+    if rows:
+        names = ("parameter", "shape", "spec", "shard", "bytes", "optimizer")
+        title = f"{report.strategy} on {report.devices} devices (bytes per device)"
+        print_table(console, title, names, rows, left=("shape", "spec", "shard"), shed=("shard", "shape"))
         how = "as compiled" if report.compiled else "estimated"
         known = report.memory_bytes is not None
         step = f"a step needs about {bytes_text(report.memory_bytes)} ({how})" if known else "a step needs more"
@@ -60,17 +55,17 @@ def print_findings(console: Console, report: Report) -> None:
 
 def print_sweep(reports: Sequence[Report], config: Config) -> None:
     """One row a device count: safe or not, why not, and for the flat unit a drawing of its cuts."""
-    console = Console(soft_wrap=True, highlight=False)
     flat = config.strategy.row.flat
-    table = Table(title=config.strategy.name, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("devices", "safe", "memory per device", "findings", *(["blocks and cuts"] if flat else [])):
-        table.add_column(name, no_wrap=name != "blocks and cuts", overflow="fold")
+    drawing = ["blocks and cuts"] if flat else []
+    rows = []
     for report in reports:
         names = dict.fromkeys(finding.name for finding in report.findings)
         drawn = [cuts_text(flat_layout(parameters(config.model), report.devices))] if flat else []
         safe = "yes" if report.ok else "no"
-        table.add_row(str(report.devices), safe, bytes_text(report.memory_bytes), "\n".join(names) or "-", *drawn)
-    console.print(table)
+        rows.append((str(report.devices), safe, bytes_text(report.memory_bytes), " ".join(names) or "-", *drawn))
+    columns = ("devices", "safe", "memory per device", "findings", *drawing)
+    words = ("safe", "findings", *drawing)
+    print_table(screen(), config.strategy.name, columns, rows, left=words, fold=("findings", *drawing))
 
 
 def cuts_text(flat: FlatLayout) -> str:
