@@ -44,10 +44,7 @@ def launch(
     ] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Run a command in several supervised processes: they start, stop and fail together.
-
-    Example: jaxdp launch -n 4 --max-restarts 3 -- train --strategy fsdp --run-dir runs/mine --save-every 50
-    """
+    """Example: jaxdp launch -n 4 --max-restarts 3 -- train --strategy fsdp --run-dir runs/mine --save-every 50"""
     example = f"jaxdp launch -n {processes} -- bench --strategy fsdp"
     if "--" not in sys.argv or not command:
         raise BadInput(f"launch: give the command after --, as in: {example}")

@@ -1,6 +1,6 @@
 """Results, replays and published comparisons as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxdp.report.screen import print_table, screen
@@ -74,6 +74,13 @@ def print_published(report: dict[str, Any]) -> None:
     console.print(f"source: {report['source']}", markup=False)
     for note in report["notes"]:
         console.print(f"note: {note}", markup=False)
+
+
+def print_catalogue(catalogue: Mapping[str, Mapping[str, str]]) -> None:
+    for title, entries in catalogue.items():
+        print(title)
+        for name, line in entries.items():
+            print(f"  {name:24} {line}")
 
 
 def _print_losses(rows: Sequence[dict[str, Any]]) -> None:

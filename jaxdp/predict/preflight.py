@@ -24,7 +24,7 @@ NO_PROGRAM = ("batch_undivided", "group_undivided", "bad_spec")  # a check may l
 
 @dataclass(frozen=True)
 class Report:
-    """`ok` when no finding is an error. `parameters` has a row for each leaf; bytes are a device's.
+    """`ok` when every error is `allowed`. `parameters` has a row for each leaf; bytes are a device's.
 
     `state_bytes` (parameters, gradients, optimizer) is exact, `padding_bytes` what of it is padding.
     `memory_bytes` is what a step needs: None for a user's task that was not compiled. `compiled` is the program's
@@ -38,10 +38,12 @@ class Report:
     compiled: dict[str, Any] | None = None
     state_bytes: int | None = None
     padding_bytes: int | None = None
+    strategy: str = ""
+    allowed: frozenset[str] = frozenset()
 
     @property
     def ok(self) -> bool:
-        return all(finding.severity != "error" for finding in self.findings)
+        return all(finding.severity != "error" or finding.name in self.allowed for finding in self.findings)
 
     @property
     def runs(self) -> bool:
@@ -58,6 +60,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
+            "strategy": self.strategy,
             "devices": self.devices,
             "findings": [asdict(finding) for finding in self.findings],
             "parameters": list(self.parameters),
@@ -88,7 +91,7 @@ def preflight(
     if config.strategy.name == "ps" and server.engine == "ray" and server.workers:
         devices = server.workers * server.devices_per_worker  # the cluster's; this process has its own
     if group := checks.group_undivided(config, devices, hosts):
-        return Report(devices, (group,), (), None)
+        return Report(devices, (group,), (), None, strategy=config.strategy.name)
     placed = shards(config, devices, hosts, rule)
     platform = platform or ("cpu" if memory_bytes is None else "gpu")
     state = placed.state_bytes
@@ -102,7 +105,15 @@ def preflight(
         *checks.memory(config, needed or state, memory_bytes),
     )
     rows = tuple(_row(leaf) for leaf in placed.leaves)
-    return Report(devices, findings, rows, needed, state_bytes=state, padding_bytes=placed.padding_bytes)
+    return Report(
+        devices,
+        findings,
+        rows,
+        needed,
+        state_bytes=state,
+        padding_bytes=placed.padding_bytes,
+        strategy=config.strategy.name,
+    )
 
 
 def require(report: Report, allow: Iterable[str] = ()) -> None:

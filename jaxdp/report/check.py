@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from jaxdp.config import ModelConfig
+from jaxdp.config import Config, ModelConfig
 from jaxdp.models.shapes import parameters
 from jaxdp.predict.preflight import Report
 from jaxdp.report.figure import save
@@ -15,7 +14,7 @@ from jaxdp.strategies.flat_layout import FlatLayout, flat_layout
 from jaxdp.units import bytes_text
 
 
-def print_check(report: Report, strategy: str, allowed: frozenset[str]) -> None:
+def print_check(report: Report) -> None:
     """Each parameter's spec, shard and bytes a device, then the findings."""
     console = screen()
     rows = [
@@ -31,7 +30,7 @@ def print_check(report: Report, strategy: str, allowed: frozenset[str]) -> None:
     ]
     if rows:
         names = ("parameter", "shape", "spec", "shard", "bytes", "optimizer")
-        title = f"{strategy} on {report.devices} devices (bytes per device)"
+        title = f"{report.strategy} on {report.devices} devices (bytes per device)"
         print_table(console, title, names, rows, left=("shape", "spec", "shard"), shed=("shard", "shape"))
         how = "as compiled" if report.compiled else "estimated"
         known = report.memory_bytes is not None
@@ -44,29 +43,30 @@ def print_check(report: Report, strategy: str, allowed: frozenset[str]) -> None:
         for row in report.compiled["collectives"]:
             sent = bytes_text(row["bytes"])
             console.print(f"compiled: {row['count']} {row['kind']}, {sent} sent per device and step")
-    print_findings(console, report, allowed)
+    print_findings(console, report)
 
 
-def print_findings(console: Console, report: Report, allowed: frozenset[str]) -> None:
+def print_findings(console: Console, report: Report) -> None:
     for finding in report.findings:
-        passed = " (allowed)" if finding.severity == "error" and finding.name in allowed else ""
+        passed = " (allowed)" if finding.severity == "error" and finding.name in report.allowed else ""
         console.print(f"{finding.severity}{passed}: {finding}", markup=False)
     if not report.findings:
         console.print("no findings")
 
 
-def print_sweep(reports: Sequence[Report], strategy: str, model: ModelConfig, flat: bool) -> None:
+def print_sweep(reports: Sequence[Report], config: Config) -> None:
     """One row a device count: safe or not, why not, and for the flat unit a drawing of its cuts."""
+    flat = config.strategy.row.flat
     drawing = ["blocks and cuts"] if flat else []
     rows = []
     for report in reports:
         names = dict.fromkeys(finding.name for finding in report.findings)
-        drawn = [cuts_text(flat_layout(parameters(model), report.devices))] if flat else []
+        drawn = [cuts_text(flat_layout(parameters(config.model), report.devices))] if flat else []
         safe = "yes" if report.ok else "no"
         rows.append((str(report.devices), safe, bytes_text(report.memory_bytes), " ".join(names) or "-", *drawn))
     columns = ("devices", "safe", "memory per device", "findings", *drawing)
     words = ("safe", "findings", *drawing)
-    print_table(screen(), strategy, columns, rows, left=words, fold=("findings", *drawing))
+    print_table(screen(), config.strategy.name, columns, rows, left=words, fold=("findings", *drawing))
 
 
 def cuts_text(flat: FlatLayout) -> str:
@@ -79,10 +79,11 @@ def cuts_text(flat: FlatLayout) -> str:
     return text
 
 
-def save_boundaries(reports: Sequence[Report], model: ModelConfig, flat: bool, path: Path) -> list[Path]:
+def save_boundaries(reports: Sequence[Report], config: Config, path: Path) -> list[Path]:
     """Draws the blocks in a row for each device count, with the cuts; split blocks stand out. Also as CSV."""
     from matplotlib.figure import Figure
 
+    model, flat = config.model, config.strategy.row.flat
     figure = Figure(figsize=(8, 1 + 0.35 * len(reports)), layout="constrained")
     axes = figure.add_subplot()
     lines = ["devices,cut_at_block,splits_block"]
@@ -114,9 +115,3 @@ def _title(flat: bool) -> str:
     if flat:
         return "flat unit: blocks whose fetch needs more rounds than other blocks' are orange"
     return "every block is cut evenly within itself: one round fetches any block"
-
-
-def document(report: Report, strategy: str, allowed: frozenset[str]) -> dict[str, Any]:
-    """The JSON of one report; `ok` counts what was allowed as passed."""
-    refused = any(f.severity == "error" and f.name not in allowed for f in report.findings)
-    return {**report.to_json(), "ok": not refused, "strategy": strategy}
