@@ -1,71 +1,51 @@
 """`jaxdp advise`: which strategy to take on a cluster you may not have."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from cli.common import (
-    ConfigOption,
-    DebugOption,
-    JsonOption,
-    PrintConfigOption,
-    QuietOption,
-    SetOption,
-    load_configs,
-    print_config,
-    print_json,
-    say,
-)
+from cli.common import ConfigOptions, OutputOptions, print_config, print_json, say
+from cli.options import Keys, with_options
+from jaxdp.config import Config
 
 
-def advise(
+@dataclass(frozen=True, kw_only=True)
+class AdviseOptions:
     hardware: Annotated[
-        str, typer.Option("--hardware", metavar="PRESET|FILE", help="Such as h100x8, or a hardware.toml (jaxdp probe).")
-    ],
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    hosts: Annotated[int | None, typer.Option("--hosts", min=1, metavar="M", help="Hosts of that kind.")] = None,
+        str, typer.Option(metavar="PRESET|FILE", help="Such as h100x8, or a hardware.toml (jaxdp probe).")
+    ]
+    hosts: Annotated[int | None, typer.Option(min=1, metavar="M", help="Hosts of that kind.")] = None
     nic_gbps: Annotated[
-        float | None, typer.Option("--nic-gbps", metavar="G", help="Gigabits/s of network per device (not per host).")
-    ] = None,
-    unevenness: Annotated[
-        str | None,
-        typer.Option("--unevenness", metavar="SPEC", help='How workers differ: "persistent(factor=4,worker=0)".'),
-    ] = None,
-    figure: Annotated[
-        Path | None, typer.Option("--figure", metavar="FILE.svg", help="Draw the prediction (and a CSV).")
-    ] = None,
-    print_config_: PrintConfigOption = False,
-    json_: JsonOption = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
-) -> None:
-    """Predict every strategy's memory and step time on a cluster, and recommend one.
+        float | None, typer.Option(metavar="G", help="Gigabits/s of network per device (not per host).")
+    ] = None
+    figure: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw the prediction (and a CSV).")] = None
 
-    Example: jaxdp advise --config gpt2-xl --hardware h100x8 --hosts 4 --nic-gbps 100
-    """
-    configs = load_configs(config, set_, None, {})
-    if print_config_:
+
+@with_options
+def advise(
+    own: AdviseOptions,
+    keys: Annotated[Mapping[str, Any], Keys(Config, "stragglers")],
+    source: ConfigOptions,
+    output: OutputOptions,
+) -> None:
+    """Example: jaxdp advise --config gpt2-xl --hardware h100x8 --hosts 4 --nic-gbps 100"""
+    configs = source.load(keys)
+    if source.print_config:
         print_config(configs)
         return
-    from jaxdp.predict.advise import advise as plan
-    from jaxdp.predict.hardware import load_hardware
+    from jaxdp.api import advise as predict
 
-    machine = load_hardware(hardware, hosts, nic_gbps)
-    delays = None
-    if spec := unevenness or configs[0].stragglers:
-        from jaxdp.stragglers.delays import parse
-
-        delays = parse(spec, configs[0].train.seed, "--unevenness")
-    found = plan(configs[0], machine, delays)
-    if json_:
-        print_json(found.to_json())
+    advice = predict(configs[0], own.hardware, hosts=own.hosts, nic_gbps=own.nic_gbps)
+    if output.json:
+        print_json(advice.to_json())
     else:
         from jaxdp.report.advice import print_advice
 
-        print_advice(found, brief=quiet)
-    if figure is not None:
+        print_advice(advice, brief=output.quiet)
+    if own.figure is not None:
         from jaxdp.report.advice import save_figure
 
-        say(f"figure: {', '.join(map(str, save_figure(found, figure)))}")
+        say(f"figure: {', '.join(map(str, save_figure(advice, own.figure)))}")
