@@ -34,7 +34,7 @@ def scenario(workers: int, steps: int, shards: int) -> Scenario:
     return Scenario(
         workers=workers,
         steps=steps,
-        delays=f"exponential(mean_s={MEAN_S})",
+        stragglers=f"exponential(mean_s={MEAN_S})",
         latency_s=LATENCY_S,
         apply_s=APPLY_S,
         message_bytes=MESSAGE_BYTES,
@@ -96,7 +96,9 @@ def simulate_here(workers: int, steps: int, shards: int) -> tuple[float, float]:
 
 def barrier_world(workers: int, steps: int) -> float:
     """Worker-steps per second of DDP under exponential delays."""
-    case = Scenario(workers=workers, steps=steps, delays="exponential(mean_s=1)", strategies=(Strategy(name="ddp"),))
+    case = Scenario(
+        workers=workers, steps=steps, stragglers="exponential(mean_s=1)", strategies=(Strategy(name="ddp"),)
+    )
     return workers * steps / best_of(lambda: barrier.simulate(case, case.strategies[0], case.delays_of(0)))
 
 

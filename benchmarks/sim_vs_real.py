@@ -57,7 +57,7 @@ def predicted(strategy: Strategy, spec: str) -> float:
     """The same of a simulated one: the tokens of the timed steps over the time from the warm-up's end to theirs."""
     ends_s = []
     for steps in (WARM_UP, WARM_UP + STEPS):
-        scenario = Scenario(workers=WORKERS, steps=steps, delays=spec, strategies=(strategy,))
+        scenario = Scenario(workers=WORKERS, steps=steps, stragglers=spec, strategies=(strategy,))
         ends_s.append(simulate(scenario, strategy, 0).virtual_time_s)
     return STEPS * scenario.tokens_per_step / (ends_s[1] - ends_s[0])
 

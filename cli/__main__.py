@@ -1,5 +1,5 @@
 """`python -m cli` is `jaxdp`."""
 
-from cli.main import main
+from cli import run
 
-main()
+run()

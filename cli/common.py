@@ -1,32 +1,26 @@
-"""What every command shares: the common options, and one document on stdout."""
+"""What commands share: groups of flags that are no config keys, and one document on stdout."""
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxdp.errors import BadInput
-from jaxdp.strategies.rows import STRATEGIES, all_strategies
 from jaxdp.strict_json import to_json
 
 if TYPE_CHECKING:
-    from jaxdp.config import Config  # pydantic takes a tenth of a second, which a simulation can do without
+    from jaxdp.config import Config
+    from jaxdp.job.processes import Job
 
-ConfigOption = Annotated[
-    list[str] | None,
-    typer.Option("--config", "-c", metavar="FILE_OR_NAME", help="TOML file or shipped name; repeat, later ones win."),
-]
-TaskOption = Annotated[
-    str | None,
-    typer.Option("--task", metavar="MODULE:FUNCTION", help="Train your own model: a function that returns a Task."),
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", "-s", metavar="A.B=C", help="Override one config key; repeat.")
-]
+SetOption = Annotated[list[str], typer.Option("--set", "-s", metavar="A.B=C", help="Override one config key; repeat.")]
 PrintConfigOption = Annotated[bool, typer.Option("--print-config", help="Print the resolved config as TOML and stop.")]
 DevicesOption = Annotated[
     int | None, typer.Option("--devices", "-n", min=1, help="Devices to use (default: all; 4 host devices on a CPU).")
 ]
+AllowOption = Annotated[list[str], typer.Option("--allow", metavar="NAME", help="Let a check's finding pass; repeat.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="On an error, show the traceback.")]
 
 
 def _refuse_empty(path: str | None) -> str | None:
@@ -36,24 +30,122 @@ def _refuse_empty(path: str | None) -> str | None:
     return path
 
 
-RunDirOption = Annotated[
-    str | None,
-    typer.Option(
-        "--run-dir", metavar="DIR", callback=_refuse_empty, help="Folder of the run's records (default: under runs/)."
-    ),
-]
-SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of parameters, data order and dropout.")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the run that the folder holds.")]
-AllowOption = Annotated[
-    list[str] | None, typer.Option("--allow", metavar="NAME", help="Let a check's finding pass; repeat.")
-]
-StragglersOption = Annotated[
-    str | None,
-    typer.Option("--stragglers", metavar="SPEC", help='Delay workers in real time: "persistent(worker=0,factor=3)".'),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
-DebugOption = Annotated[bool, typer.Option("--debug", help="On an error, show the traceback.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+@dataclass(frozen=True, kw_only=True)
+class ConfigOptions:
+    """Where the config comes from, apart from the flags of its keys."""
+
+    config: Annotated[
+        list[str],
+        typer.Option(
+            "--config", "-c", metavar="FILE_OR_NAME", help="TOML file or shipped name; repeat, later ones win."
+        ),
+    ] = field(default_factory=list)
+    set_: SetOption = field(default_factory=list)
+    print_config: PrintConfigOption = False
+
+    def load(self, keys: Mapping[str, Any]) -> "list[Config]":
+        """One config for each strategy that is named."""
+        from jaxdp.config import load_strategies
+
+        return load_strategies(self.config, self.set_, keys)
+
+    @property
+    def words(self) -> list[str]:
+        """The command line's words that these options were read from."""
+        named = (("--config", self.config), ("--set", self.set_))
+        return [word for flag, values in named for value in values for word in (flag, value)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderOptions:
+    """Where the records go."""
+
+    run_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--run-dir",
+            metavar="DIR",
+            callback=_refuse_empty,
+            help="Folder of the run's records (default: under runs/).",
+        ),
+    ] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that the folder holds.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What the commands that train share."""
+
+    devices: DevicesOption = None
+    xla_flags: Annotated[
+        bool, typer.Option("--xla-flags/--no-xla-flags", help="XLA's overlap flags for GPUs (listed in the records).")
+    ] = True
+    allow: AllowOption = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What is printed."""
+
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")] = (
+        False
+    )
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False
+    debug: DebugOption = False
+
+
+def process_option(name: str, metavar: str, variable: str, description: str, **limits: Any) -> Any:
+    return typer.Option(name, metavar=metavar, envvar=variable, help=description, rich_help_panel="Processes", **limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """A run over many processes."""
+
+    coordinator: Annotated[
+        str | None,
+        process_option(
+            "--coordinator",
+            "HOST:PORT",
+            "JAXDP_COORDINATOR",
+            "Where the processes meet: process 0's host, a free port.",
+        ),
+    ] = None
+    processes: Annotated[
+        int | None,
+        process_option(
+            "--processes",
+            "N",
+            "JAXDP_PROCESSES",
+            "Processes of this run (default: as SLURM, Open MPI or Kubernetes say, else 1).",
+        ),
+    ] = None
+    process_id: Annotated[
+        int | None,
+        process_option("--process-id", "I", "JAXDP_PROCESS_ID", "Which of them this one is, from 0."),
+    ] = None
+    join_timeout: Annotated[
+        float,
+        process_option(
+            "--join-timeout", "S", "JAXDP_JOIN_TIMEOUT_S", "Seconds to wait for all of them to come.", min=1.0
+        ),
+    ] = 300.0
+    stall_timeout: Annotated[
+        float | None,
+        process_option(
+            "--stall-timeout",
+            "S",
+            "JAXDP_STALL_TIMEOUT_S",
+            "Seconds without a sign of a process that end the run (default 60; 0: never).",
+            min=0.0,
+        ),
+    ] = None
+
+    def find(self, stop: object = False) -> "Job":
+        """The job that this process belongs to."""
+        from jaxdp.job.scheduler import find_job
+
+        return find_job(self.coordinator, self.processes, self.process_id, self.join_timeout, self.stall_timeout, stop)
 
 
 def print_json(document: Any) -> None:
@@ -66,39 +158,12 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def load_configs(
-    sources: list[str] | None, overrides: list[str] | None, strategies: str | None, flags: dict[str, Any]
-) -> "list[Config]":
-    """One config for each of the comma-separated strategies ("all": every one), else the config's own."""
-    from jaxdp.config import load
-
-    names: list[str | None] = [None] if strategies is None else list(split_strategies(strategies))
-    configs = [load(sources or (), overrides or (), {**flags, "strategy.name": name}) for name in names]
-    given = [key for key, value in flags.items() if key.startswith("server.") and value is not None]
-    if given and all(config.strategy.name != "ps" for config in configs):
-        raise BadInput(f"{given[0]}: is the parameter server's; add --strategy ps, or leave it out")
-    return configs
-
-
 def plain_warnings() -> None:
     """Warnings of the library as lines for people."""
     import logging
 
     logging.addLevelName(logging.WARNING, "warning")
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
-
-
-def strategies_help(*more: str) -> str:
-    return ", ".join([*STRATEGIES, *more])
-
-
-def split_strategies(text: str) -> list[str]:
-    names = all_strategies() if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise BadInput(f"--strategy {text!r}: names no strategy; known: {strategies_help('all')}")
-    if len(set(names)) < len(names):
-        raise BadInput(f"--strategy {text}: names one twice; each is measured once")
-    return names
 
 
 def print_config(configs: "list[Config]") -> None:

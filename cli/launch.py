@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cli.common import DebugOption
+from cli.common import DebugOption, say
 from jaxdp.errors import BadInput
 from jaxdp.job.watchdog import DEFAULT_STALL_TIMEOUT_S, MIN_STALL_TIMEOUT_S
 
@@ -30,12 +30,21 @@ def launch(
     port: Annotated[
         int | None, typer.Option("--port", min=1, max=65535, metavar="P", help="Where they meet (default: a free one).")
     ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            "--max-restarts",
+            min=0,
+            metavar="N",
+            help="After a rank's death or standstill go on from the newest checkpoint, N times at most (train).",
+        ),
+    ] = 0,
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="Restart without the devices of the rank that failed.")
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Run a command in several supervised processes: they start, stop and fail together.
-
-    Example: jaxdp launch -n 4 -- bench --strategy fsdp
-    """
+    """Example: jaxdp launch -n 4 --max-restarts 3 -- train --strategy fsdp --run-dir runs/mine --save-every 50"""
     example = f"jaxdp launch -n {processes} -- bench --strategy fsdp"
     if "--" not in sys.argv or not command:
         raise BadInput(f"launch: give the command after --, as in: {example}")
@@ -45,14 +54,32 @@ def launch(
         raise BadInput(f"launch: {given[0]} is what launch gives to each process; leave it out of the command")
     if 0 < stall_timeout < MIN_STALL_TIMEOUT_S:
         raise BadInput(f"--stall-timeout {stall_timeout:g}: at least {MIN_STALL_TIMEOUT_S:g} s, or 0")
+    from jaxdp.job.launch import Restarts
     from jaxdp.job.launch import launch as run_launch
 
-    # -P: a folder `cli` in the current folder is not this one.
+    if elastic and not max_restarts:
+        raise BadInput("--elastic: belongs to --max-restarts N; add it")
+    program = [sys.executable, "-P", "-m", "cli"]  # -P: a folder `cli` in the current folder is not this one
+    restarts = Restarts([*program, *_resumed(command, elastic)], max_restarts, elastic) if max_restarts else None
     code = run_launch(
-        [sys.executable, "-P", "-m", "cli", *command],
+        [*program, *command],
         processes,
         devices_per_process=devices_per_process,
         stall_timeout_s=stall_timeout,
         port=port,
+        restarts=restarts,
     )
     raise typer.Exit(code)
+
+
+def _resumed(command: list[str], elastic: bool) -> list[str]:
+    """The command that takes up what `command` began."""
+    flags = {word.partition("=")[0] for word in command}
+    if command[0] != "train" or "--run-dir" not in flags:
+        raise BadInput("--max-restarts: needs train with --run-dir, whose checkpoints a restart goes on from")
+    if elastic and flags & {"--devices", "-n"}:
+        raise BadInput("--elastic: the number of devices changes; leave --devices out of the command")
+    if "--save-every" not in flags:
+        say("warning: without --save-every only the last step is saved: a restart begins again")
+    kept = [word for word in command if word != "--overwrite"]
+    return [*kept, "--resume", "auto"]  # the last one counts

@@ -1,52 +1,42 @@
 """`jaxdp reproduce`: test the study's findings here."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cli.common import (
-    DebugOption,
-    JsonOption,
-    OverwriteOption,
-    QuietOption,
-    RunDirOption,
-    plain_warnings,
-    print_json,
-    say,
-)
+from cli.common import FolderOptions, OutputOptions, plain_warnings, print_json, say
+from cli.options import with_options
 
 
-def reproduce(
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions:
     only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="F[,F...]", help="Test these only: F1 to F6, the paper's P1 to P4."),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter measurements: under two minutes.")] = False,
+        list[str], typer.Option(metavar="F[,F...]", help="Test these only: F1 to F6, the paper's P1 to P4.")
+    ] = field(default_factory=list)
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter measurements: under two minutes.")] = False
     devices: Annotated[
         int | None,
         typer.Option("--devices", "-n", min=1, max=4096, help="Devices at most (default: all; 8 on a CPU)."),
-    ] = None,
-    run_dir: RunDirOption = None,
-    overwrite: OverwriteOption = False,
-    json_: JsonOption = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
-) -> None:
-    """Test the study's findings F1 to F6 on this machine and by prediction: a verdict, values and a figure each.
+    ] = None
 
-    Example: jaxdp reproduce --quick
-    """
+
+@with_options
+def reproduce(own: ReproduceOptions, options: FolderOptions, output: OutputOptions) -> None:
+    """Example: jaxdp reproduce --quick"""
+    from jaxdp.job.stop import StopFlag
     from jaxdp.run.folder import fresh_run, open_run
     from sims.findings import campaign
     from sims.findings.lab import Lab
 
-    trials = campaign.chosen(only or ())
+    trials = campaign.chosen(own.only)
     plain_warnings()
-    folder = open_run(Path(run_dir), overwrite=overwrite) if run_dir else fresh_run("reproduce")
-    with folder:
-        document = campaign.run(trials, Lab(folder, quick, devices, (lambda line: None) if quiet else say))
-    if json_:
+    folder = open_run(Path(options.run_dir), overwrite=options.overwrite) if options.run_dir else fresh_run("reproduce")
+    with StopFlag(at_once=True), folder:
+        tell = (lambda line: None) if output.quiet else say
+        document = campaign.run(trials, Lab(folder, own.quick, own.devices, tell))
+    if output.json:
         print_json(document)
     else:
         _print(document)

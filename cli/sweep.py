@@ -2,12 +2,14 @@
 
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.common import DebugOption, JsonOption, OverwriteOption, QuietOption, RunDirOption, print_json, say
+from cli.common import FolderOptions, OutputOptions, print_json, say
+from cli.options import with_options
 from jaxdp.errors import JaxdpError
 
 if TYPE_CHECKING:
@@ -18,31 +20,27 @@ if TYPE_CHECKING:
 PROGRAM = (sys.executable, "-P", "-m", "cli")  # this installation, whatever the PATH and the folder
 
 
-def sweep(
-    file: Annotated[str, typer.Argument(metavar="FILE_OR_NAME", help="The sweep's TOML, or quick, boundaries, study.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and their commands; run nothing.")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="Run failed cells again.")] = False,
-    run_dir: RunDirOption = None,
-    overwrite: OverwriteOption = False,
-    json_: JsonOption = False,
-    quiet: QuietOption = False,
-    debug: DebugOption = False,
-) -> None:
-    """Measure strategies x devices x any config keys; interrupted, the same command runs only what is missing.
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    file: Annotated[str, typer.Argument(metavar="FILE_OR_NAME", help="The sweep's TOML, or quick, boundaries, study.")]
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and their commands; run nothing.")] = False
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed cells again.")] = False
 
-    Example: jaxdp sweep quick
-    """
+
+@with_options
+def sweep(own: SweepOptions, options: FolderOptions, output: OutputOptions) -> None:
+    """Example: jaxdp sweep quick"""
     from jaxdp.sweep.points import make_cells
     from jaxdp.sweep.spec import load_spec
 
-    spec = load_spec(file)
+    spec = load_spec(own.file)
     cells = make_cells(spec)
-    if dry_run:
-        _list(spec, cells, json_)
+    if own.dry_run:
+        _list(spec, cells, output.json)
         return
-    path = Path(run_dir or f"runs/sweep-{spec.name}")
-    rows = _run(spec, cells, path, overwrite=overwrite, retry=retry, quiet=quiet)
-    if json_:
+    path = Path(options.run_dir or f"runs/sweep-{spec.name}")
+    rows = _run(spec, cells, path, overwrite=options.overwrite, retry=own.retry, quiet=output.quiet)
+    if output.json:
         print_json({"name": spec.name, "run_dir": str(path.absolute()), "rows": [row.to_json() for row in rows]})
     else:
         from jaxdp.report.sweep import print_rows
@@ -91,7 +89,7 @@ def _run(
             raise
 
 
-def _list(spec: "SweepSpec", cells: "list[SweepPoint]", json_: bool) -> None:
+def _list(spec: "SweepSpec", cells: "list[SweepPoint]", json: bool) -> None:
     entries = [
         {
             "cell": cell.values,
@@ -103,7 +101,7 @@ def _list(spec: "SweepSpec", cells: "list[SweepPoint]", json_: bool) -> None:
         }
         for cell in cells
     ]
-    if json_:
+    if json:
         print_json({"name": spec.name, "scaling": spec.scaling, "repeats": spec.repeats, "cells": entries})
         return
     from jaxdp.report.sweep import print_plan

@@ -12,17 +12,15 @@ from collections.abc import Mapping
 
 from jaxdp.parameter import GRADIENT_BYTES, Parameter
 from jaxdp.strategies.rows import Strategy, register
-from jaxdp.strategies.rules import DATA_AXIS, Cut, RuleOptions, ShardRule, Specs, cut_by, replicated
+from jaxdp.strategies.rules import DATA_AXIS, Cut, RuleOptions, ShardRule, cut_by
 from jaxdp.strategies.volume import Step
 
 
 def only_blocks(cut: Cut, options: RuleOptions) -> ShardRule:
     in_blocks = cut_by(cut, options)
 
-    def rule(parameter: Parameter, axis_sizes: Mapping[str, int]) -> Specs:
-        if parameter.in_blocks:
-            return in_blocks(parameter, axis_sizes)
-        return Specs(replicated(parameter.shape), replicated(parameter.shape))
+    def rule(parameter: Parameter, axis_sizes: Mapping[str, int]) -> Cut:
+        return in_blocks(parameter, axis_sizes) if parameter.in_blocks else Cut()
 
     return rule
 

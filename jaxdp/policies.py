@@ -120,6 +120,12 @@ SERVER_POLICIES = Registry(
 )
 
 
+# The server's keys that a run's config and a simulation share.
+POLICY_SUMMARY = f"When pushes are applied: {', '.join(SERVER_POLICIES)}."
+CORRECTION_SUMMARY = "What is done about stale gradients."
+SHARDS_SUMMARY = "Parts that the server is split into."
+
+
 def policy_options() -> dict[str, Option]:
     """The options of all policies by name; policies may share one."""
     return {key: option for row in SERVER_POLICIES.values() for key, option in row.options.items()}

@@ -57,8 +57,8 @@ def slowed(scenario: Scenario) -> Series:
     for strategy in scenario.strategies:
         rates = []
         for factor in FACTORS:
-            slower = ",".join(filter(None, [scenario.delays, f"persistent(factor={factor},worker=0)"]))
-            point = replace(scenario, delays=slower, steps=steps)
+            slower = ",".join(filter(None, [scenario.stragglers, f"persistent(factor={factor},worker=0)"]))
+            point = replace(scenario, stragglers=slower, steps=steps)
             rates.append(simulate(point, strategy, scenario.seed).useful_per_second)
         series[strategy.label] = (FACTORS, [rate / rates[0] for rate in rates])
     return series

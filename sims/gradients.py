@@ -16,7 +16,9 @@ from jaxdp.config import Config, load
 from jaxdp.data.corpora import open_corpus
 from jaxdp.data.pipeline import open_data
 from jaxdp.errors import BadInput
+from jaxdp.job.xla_flags import refuse_bad_flags
 from jaxdp.mesh.compile import build_step
+from jaxdp.mesh.devices import all_devices
 from jaxdp.recipe import Recipe, TrainState
 from jaxdp.server.core import Update
 from jaxdp.server.shard_plan import ShardPlan
@@ -35,6 +37,7 @@ class TrainingSetup:
     """What the trainings of one scenario and seed share: the data, the initial state, compiled functions."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
+        refuse_bad_flags()
         self.scenario = scenario
         self.config = training_config(scenario, seed)
         self.workers = scenario.workers
@@ -42,7 +45,7 @@ class TrainingSetup:
         self.corpus = open_corpus(self.config)
         self.data = open_data(self.config, self.corpus)
         self.batch_tokens = units_per_batch(self.config)
-        self.device = jax.devices()[0]
+        self.device = all_devices()[0]
         self._members: dict[int, Worker] = {}
 
     @cached_property
@@ -121,7 +124,7 @@ class MeshLearner:
         name = "ddp" if strategy.name == "ddp_small_batch" else strategy.name
         _, layout, self.step = build_step(_named(config, name), [setup.device])
         # A copy, since the step overwrites its state.
-        self.state = jax.tree.map(jnp.copy, jax.device_put(setup.initial[1], layout.state))
+        self.state = jax.tree.map(jnp.copy, layout.put(setup.initial[1], layout.state))
         self.data, self.curve, self.updates = open_data(config, setup.corpus), curve, updates
         self.tokens = units_per_batch(config)
         self.count, self.last_s = 0, 0.0

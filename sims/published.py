@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp.stragglers.trace import read_trace
+from sims import checks, scenario
 from sims.outcome import Outcome
 from sims.replay import replay, slowdown_alone
 from sims.results import simulate, summary
@@ -106,10 +107,10 @@ def single_slow_worker() -> Iterator[Check]:
     """One slow worker injected among eight that hardly vary: the slowdown, and what the analysis lays at its door."""
     for factor in (1.16, 1.40, 2.03):
         scenario = Scenario(
-            workers=8, steps=2000, delays=f"lognormal(sigma=0.001),persistent(factor={factor},worker=0)"
+            workers=8, steps=2000, stragglers=f"lognormal(sigma=0.001),persistent(factor={factor},worker=0)"
         )
         sums, factors = scenario.delays_of(0).block(np.arange(8), np.arange(2000), 1.0)
-        slow = _run(scenario.delays, 8, 2000, Strategy(name="ddp"))
+        slow = _run(scenario.stragglers, 8, 2000, Strategy(name="ddp"))
         clean = _run("lognormal(sigma=0.001)", 8, 2000, Strategy(name="ddp"))
         yield Check(f"slowdown by a worker {factor} times slower", factor, factor, _ratio(clean, slow))
         seconds = sums * factors
@@ -126,7 +127,7 @@ def measured_traces() -> Iterator[Check]:
     }
     for trace, values in expected.items():
         path = TRACES / f"{trace}.csv"
-        rows = {row["label"]: row for row in replay(str(path))["results"]}
+        rows = {row["label"]: row for row in replay(path)["results"]}
         for case, value in values:
             if case == "async":
                 yield Check(f"{trace}: gain of asynchronous updates", value, value, rows["ps-async"]["gain_over_ddp"])
@@ -138,7 +139,7 @@ def measured_traces() -> Iterator[Check]:
 
 
 def _run(delays: str, workers: int, steps: int, strategy: Strategy) -> Outcome:
-    scenario = Scenario(workers=workers, steps=steps, compute_s=1.0, delays=delays)
+    scenario = Scenario(workers=workers, steps=steps, compute_s=1.0, stragglers=delays)
     return simulate(scenario, strategy, 0)
 
 
@@ -189,3 +190,18 @@ EXPERIMENTS: dict[str, Experiment] = {
         measured_traces,
     ),
 }
+
+
+def report(name: str) -> dict[str, Any]:
+    """An experiment's report; raises `BadInput` for a name that neither an experiment nor a simulation has."""
+    if name not in EXPERIMENTS:
+        checks.refuse_name(name, [*EXPERIMENTS, *scenario.shipped_names(), "list", "replay"])
+    return EXPERIMENTS[name].report()
+
+
+def catalogue() -> dict[str, dict[str, str]]:
+    """The experiments and the shipped simulations by name, with a line on each."""
+    return {
+        "experiments": {name: experiment.title for name, experiment in EXPERIMENTS.items()},
+        "simulations": {name: scenario.headline(scenario.find(name)) for name in scenario.shipped_names()},
+    }

@@ -4,10 +4,12 @@ The slowdown compares with an ideal in which every worker takes the step's mean;
 slowdown that remains when all others are ideal (the what-if analysis of Lin et al., OSDI 2025).
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxdp.errors import BadInput
 from jaxdp.stragglers.delays import Delays
 from jaxdp.stragglers.spec import make_delay
 from jaxdp.stragglers.trace import read_trace
@@ -20,8 +22,11 @@ CYCLES = 50  # times that a server goes through the trace, so that start and end
 MAX_BACKUPS = 4
 
 
-def replay(path: str) -> dict[str, Any]:
-    """The report of a trace; raises `BadInput` for a file that isn't one."""
+def replay(file: Path | None) -> dict[str, Any]:
+    """The report of a trace; raises `BadInput` for a file that isn't one, or is not named."""
+    if file is None:
+        raise BadInput("replay: needs a trace, as in `jaxdp sim replay trace.csv`")
+    path = str(file)
     seconds = read_trace(path)
     steps, workers = seconds.shape
     means_s = seconds.mean(axis=0).tolist()

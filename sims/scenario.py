@@ -21,16 +21,11 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(jaxdp.__file__).parent / "configs" / "sims"
 
-# whole numbers and the least of each
-_WHOLE = {
-    "workers": 1,
-    "steps": 1,
-    "seed": 0,
-    "seeds": 1,
-    "message_bytes": 0,
-    "tokens_per_step": 1,
-    "hosts": 1,
-}
+
+def _key(default: Any, description: str, least: int | None = None) -> Any:
+    """A field that is a key of a simulation's file and, on the command line, a flag; whole numbers have a least."""
+    ranged = "" if least is None else f">={least}"
+    return field(default=default, metadata={"description": description, "least": least, "range": ranged})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,34 +39,34 @@ class Scenario:
     models of one's own.
     """
 
-    workers: int = 8
-    steps: int = 1000
-    seed: int = 0
-    seeds: int = 1
-    compute_s: float | tuple[float, ...] = 0.0
-    delays: str = ""
-    nic_gbps: float = math.inf
-    server_nic_gbps: float = math.inf
-    latency_s: float = 0.0
-    apply_s: float = 0.0
+    workers: int = _key(8, "Workers.", 1)
+    steps: int = _key(1000, "Global batches; each is a gradient of every worker.", 1)
+    seed: int = _key(0, "Seed of the delays, and with --gradients of parameters and data.", 0)
+    seeds: int = _key(1, "Seeds to average over.", 1)
+    compute_s: float | tuple[float, ...] = _key(0.0, "Seconds of a worker's step, or one value for each worker.")
+    stragglers: str = _key("", 'How workers are delayed: "lognormal(sigma=0.2),link(factor=4,worker=0)".')
+    nic_gbps: float = _key(math.inf, "Bandwidth of a worker's link, in gigabits/s (default: no limit).")
+    server_nic_gbps: float = _key(math.inf, "Bandwidth of a server shard's link, in gigabits/s (default: no limit).")
+    latency_s: float = _key(0.0, "Seconds that a message travels, one way.")
+    apply_s: float = _key(0.0, "Seconds to apply a push.")
     apply_distribution: Literal["constant", "exponential"] = "constant"
-    message_bytes: int = 0
-    queue: Literal["fifo", "shared"] = "fifo"
-    tokens_per_step: int = 1024
-    hardware: str | None = None
-    hosts: int | None = None
-    run: str | None = None
-    train: str = "nano"
-    learning_rates: tuple[float, ...] = ()
-    until_loss: float | None = None
+    message_bytes: int = _key(0, "Bytes of the parameters, and of the gradients.", 0)
+    queue: Literal["fifo", "shared"] = _key("fifo", "How messages share the server's link.")
+    tokens_per_step: int = _key(1024, "Tokens of a global batch.", 1)
+    hardware: str | None = _key(None, "Compute and network times by the cost model, such as h100x8.")
+    hosts: int | None = _key(None, "Hosts of the hardware.", 1)
+    run: str | None = _key(None, "Compute times from a measured run's steps.")
+    train: str = _key("nano", "Config that --gradients trains, or whose cost --hardware predicts.")
+    learning_rates: tuple[float, ...] = _key((), "With --gradients: a grid for all; each strategy keeps its best.")
+    until_loss: float | None = _key(None, "With --gradients: report the time to this mean loss.")
     plugins: tuple[str, ...] = ()
     strategies: tuple[Strategy, ...] = (Strategy(name="ddp"), Strategy(name="ps"))
     predicted: "Predicted | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for key, least in _WHOLE.items():
-            if getattr(self, key) is not None:
-                checks.whole(key, getattr(self, key), least)
+        for key in fields(self):
+            if (least := key.metadata.get("least")) is not None and getattr(self, key.name) is not None:
+                checks.whole(key.name, getattr(self, key.name), least)
         for key in ("latency_s", "apply_s"):
             checks.real(key, getattr(self, key))
         for key in ("nic_gbps", "server_nic_gbps"):
@@ -84,12 +79,12 @@ class Scenario:
             checks.real("until_loss", self.until_loss)
         checks.one_of("queue", self.queue, ("fifo", "shared"))
         checks.one_of("apply_distribution", self.apply_distribution, ("constant", "exponential"))
-        for key in ("delays", "train", "hardware", "run"):
+        for key in ("stragglers", "train", "hardware", "run"):
             if getattr(self, key) is not None:
                 checks.text(key, getattr(self, key))
         self._check_workers()
-        if not (self.delays or np.any(self.compute_s)):
-            raise BadInput("compute_s: nothing takes any time; give compute_s, or delays such as pace(seconds=1)")
+        if not (self.stragglers or np.any(self.compute_s)):
+            raise BadInput("compute_s: nothing takes any time; give compute_s, or stragglers such as pace(seconds=1)")
 
     def _check_workers(self) -> None:
         """What has to do with the number of workers and strategies."""
@@ -106,7 +101,7 @@ class Scenario:
         self.delays_of(self.seed).check(n)
 
     def delays_of(self, seed: int) -> Delays:
-        return parse(self.delays, seed, where="delays")
+        return parse(self.stragglers, seed, where="stragglers")
 
     def base_s(self, strategy: Strategy) -> np.ndarray:
         """Each worker's compute time before delays; the optimizer's part of it is the strategy's own."""
@@ -119,23 +114,31 @@ def load(
     sources: Sequence[str],
     flags: Mapping[str, Any],
     options: Mapping[str, Any],
-    names: list[str] | None = None,
+    names: str | None = None,
     overrides: Iterable[str] = (),
 ) -> Scenario:
     """The scenario of files or shipped names, later ones winning; then `overrides` (`key=value`), then `flags`.
 
-    `names` replace its strategies; `options` (policy, bound, ...) go to the strategies that read them, and
-    one that none reads is refused. Raises `BadInput`.
+    `names`, joined by commas, replace its strategies; `options` (policy, bound, ...) go to the strategies that read
+    them, and one that none reads is refused. Raises `BadInput`.
     """
     values = _from_files(sources, overrides) if sources or overrides else {}
     values |= flags
     _load_plugins(values)
-    if names:
-        values["strategies"] = [{"name": name} for name in names]
+    if names is not None:
+        values["strategies"] = _split(names)
     if options:
         strategies = values.get("strategies", [{"name": "ddp"}, {"name": "ps"}])
         values["strategies"] = give_options(strategies, options)
     return build(values)
+
+
+def _split(names: str) -> list[dict[str, Any]]:
+    """Tables of the strategies named; the server's has one name whatever its policy."""
+    strategies = [{"name": name.strip()} for name in names.split(",") if name.strip()]
+    if not strategies or len({strategy["name"] for strategy in strategies}) < len(strategies):
+        raise BadInput(f"--strategy {names}: expected different strategies with commas between them")
+    return strategies
 
 
 def _from_files(sources: Iterable[str], overrides: Iterable[str]) -> dict[str, Any]:
@@ -170,20 +173,25 @@ def build(values: Mapping[str, Any]) -> Scenario:
     """Validates plain values; raises `BadInput`."""
     values = dict(values)
     _load_plugins(values)
-    if "stragglers" in values:  # the key's name in a run's config
-        if "delays" in values:
-            raise BadInput("stragglers: means the same as delays; leave one of them out")
-        values["delays"] = values.pop("stragglers")
-    checks.refuse_unknown(values, [entry.name for entry in fields(Scenario) if entry.name != "predicted"])
+    if "delays" in values:  # an older name
+        if "stragglers" in values:
+            raise BadInput("delays: means the same as stragglers; leave one of them out")
+        values["stragglers"] = values.pop("delays")
+    checks.refuse_unknown(values, [key.name for key in fields(Scenario) if key.name != "predicted"])
     for key in ("compute_s", "learning_rates", "plugins"):
         if isinstance(values.get(key), list):
             values[key] = tuple(values[key])
+    if isinstance(values.get("compute_s"), tuple) and len(values["compute_s"]) == 1:
+        values["compute_s"] = values["compute_s"][0]
     strategies = values.get("strategies", ())
     if not isinstance(strategies, list | tuple):
         raise BadInput(f"strategies: expected tables [[strategies]], not {strategies!r}")
     if "strategies" in values:
         values["strategies"] = tuple(
-            item if isinstance(item, Strategy) else parse_strategy(item, place) for place, item in enumerate(strategies)
+            item
+            if isinstance(item, Strategy)
+            else parse_strategy({"name": item} if isinstance(item, str) else item, place)
+            for place, item in enumerate(strategies)
         )
     return Scenario(**_derived(values))
 
@@ -220,12 +228,18 @@ def plain_values(scenario: Scenario) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def to_toml(scenario: Scenario) -> str:
-    """The scenario as TOML that `load` reads back; what follows from its hardware is left to follow again."""
+def stated_values(scenario: Scenario) -> dict[str, Any]:
+    """The values from which `build` makes the scenario; what follows from its hardware is left to follow again."""
     values = plain_values(scenario)
     if predicted := scenario.predicted:
         stated = {key: predicted.stated[key] for key in predicted.values if key in predicted.stated}
         values = {key: value for key, value in values.items() if key not in predicted.values} | stated
+    return values
+
+
+def to_toml(scenario: Scenario) -> str:
+    """The scenario as TOML that `load` reads back."""
+    values = stated_values(scenario)
     strategies = values.pop("strategies")
     lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
     for strategy in strategies:

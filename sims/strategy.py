@@ -1,17 +1,21 @@
 """The strategies that a simulation compares, their options, and which of them reads which."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from jaxdp.errors import BadInput
 from jaxdp.policies import (
+    CORRECTION_SUMMARY,
     CORRECTIONS,
+    POLICY_SUMMARY,
     SERVER_POLICIES,
+    SHARDS_SUMMARY,
     Correction,
     Option,
     Policy,
     make_policy,
+    option_summary,
     parse_policy,
     policy_options,
 )
@@ -39,6 +43,10 @@ def read_options(name: str, policy: str) -> dict[str, Option]:
     return dict(parse_policy(policy)[0].options) if name == "ps" else _MESH_OPTIONS.get(name, {})
 
 
+def _option(default: Any, description: str) -> Any:
+    return field(default=default, metadata={"description": description})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
     """One way to train. `period` is local SGD's H; the rest is as in the parameter server's configuration.
@@ -48,13 +56,13 @@ class Strategy:
     """
 
     name: str
-    policy: str = "async"
-    bound: int | None = None
-    backups: int | None = None
-    group: int | None = None
-    period: int | None = None
-    correction: Correction = "none"
-    server_shards: int = 1
+    policy: str = _option("async", POLICY_SUMMARY)
+    bound: int | None = _option(None, option_summary("bound"))
+    backups: int | None = _option(None, option_summary("backups"))
+    group: int | None = _option(None, option_summary("group"))
+    period: int | None = _option(None, f"local_sgd: {_MESH_OPTIONS['local_sgd']['period'].summary}.")
+    correction: Correction = field(default="none", metadata={"description": CORRECTION_SUMMARY})
+    server_shards: int = _option(1, SHARDS_SUMMARY)
 
     def __post_init__(self) -> None:
         checks.one_of("name", self.name, known_strategies())
@@ -144,5 +152,5 @@ def parse_strategy(values: Any, place: int) -> Strategy:
     """A strategy from a file's table."""
     if not isinstance(values, Mapping) or "name" not in values:
         raise BadInput(f"strategies[{place}]: expected a table with a name, not {values!r}")
-    checks.refuse_unknown(values, [field.name for field in fields(Strategy)], f"strategies[{place}].")
+    checks.refuse_unknown(values, [option.name for option in fields(Strategy)], f"strategies[{place}].")
     return Strategy(**values)

@@ -12,13 +12,13 @@ import optax
 from jaxdp.config import build
 from jaxdp.data.batch import Batch
 from jaxdp.mesh.devices import make_mesh
-from jaxdp.mesh.layout import make_layout
+from jaxdp.mesh.layout import logical, make_layout
 from jaxdp.mesh.step import MeshStep, make_step
 from jaxdp.recipe import TrainState, make_recipe
 from jaxdp.strategies.rows import STRATEGIES, mesh_strategies
 from jaxdp.task import Params
 
-BATCH, CONTEXT, VOCAB = 32, 16, 64
+CONTEXT, VOCAB = 16, 64
 # AdamW moves even a parameter whose gradient is nothing but rounding by its learning rate.
 LEARNING_RATE = {"sgd": 0.05, "adamw": 1e-3}
 MODEL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "context": CONTEXT, "vocab": VOCAB}
@@ -31,13 +31,14 @@ def config(
     accumulation: int = 1,
     dropout: float = 0.0,
     shard_devices: int | None = None,
+    rows: int = 32,
     **model: Any,
 ) -> Any:  # a Config; checkers don't see that a frozen one can be hashed
     return build(
         {
             "model": {**MODEL, "dropout": dropout, **model},
             "optim": {"name": optimizer, "learning_rate": LEARNING_RATE[optimizer], "warmup_steps": 2, "clip": 0.5},
-            "train": {"global_batch": BATCH, "accumulation": accumulation, "steps": 8, "compute_dtype": "float32"},
+            "train": {"global_batch": rows, "accumulation": accumulation, "steps": 8, "compute_dtype": "float32"},
             "strategy": {"name": strategy, "min_shard_bytes": 0, "shard_devices": shard_devices},
         }
     )
@@ -56,14 +57,19 @@ def functions(config: Any, devices: int) -> MeshStep:
     return make_step(recipe, layout, config.train.accumulation)
 
 
-def batch(step: int) -> Batch:
-    """Unequal numbers of valid tokens a row, and the first four rows padding only: one of eight devices has none."""
+def rows_for(devices: int) -> int:
+    """The rows of a batch that so many devices divide, in four microbatches too."""
+    return {3: 48, 5: 40, 6: 48, 7: 56}.get(devices, 32)
+
+
+def batch(step: int, rows: int = 32) -> Batch:
+    """Unequal numbers of valid tokens a row, and first rows of padding only, so that one of 5 to 8 devices has none."""
     random = np.random.default_rng(step)
-    tokens = random.integers(0, VOCAB, (BATCH, CONTEXT + 1)).astype(np.int32)
-    valid = random.integers(1, CONTEXT + 1, BATCH)
+    tokens = random.integers(0, VOCAB, (rows, CONTEXT + 1)).astype(np.int32)
+    valid = random.integers(1, CONTEXT + 1, rows)
     weights = (np.arange(CONTEXT)[None, :] < valid[:, None]).astype(np.float32)
-    weights[:4] = 0
-    return Batch(tokens[:, :-1], tokens[:, 1:], weights, (step * BATCH + np.arange(BATCH)).astype(np.uint32))
+    weights[: 4 if rows == 32 else 8] = 0
+    return Batch(tokens[:, :-1], tokens[:, 1:], weights, (step * rows + np.arange(rows)).astype(np.uint32))
 
 
 @functools.cache
@@ -74,17 +80,17 @@ def _initial(config: Any, seed: int) -> TrainState:
 def start(config: Any, step: MeshStep, seed: int) -> TrainState:
     """The seed's initial state in a layout, made on one device: drawing on eight takes longer to compile."""
     plain: Any = config.model_copy(update={"strategy": config.strategy.model_copy(update={"name": "ddp"})})
-    return jax.device_put(_initial(plain, seed), step.layout.state)
+    return step.layout.put(_initial(plain, seed), step.layout.state)
 
 
 def losses_and_norms(config: Any, devices: int, seed: int, steps: int) -> tuple[np.ndarray, TrainState]:
-    """[steps, 2] losses and gradient norms, and the last state."""
+    """[steps, 2] losses and gradient norms, and the last state in its logical shapes."""
     step = functions(config, devices)
     state, found = start(config, step, seed), []
     for index in range(steps):
-        state, metrics = step.step(state, step.put(batch(index)))
+        state, metrics = step.step(state, step.put(batch(index, config.train.global_batch)))
         found.append((float(metrics.loss), float(metrics.grad_norm)))
-    return np.array(found), state
+    return np.array(found), logical(jax.device_get(state), step.layout.state)
 
 
 @functools.cache
@@ -116,7 +122,9 @@ def reference(config: Any, seed: int, steps: int) -> tuple[np.ndarray, Params]:
     params = jax.jit(task.init_params)(jax.random.key(seed))
     state, found = tx.init(params), []
     for index in range(steps):
-        params, state, loss, norm = step(params, state, jax.tree.map(jnp.asarray, batch(index)))
+        params, state, loss, norm = step(
+            params, state, jax.tree.map(jnp.asarray, batch(index, config.train.global_batch))
+        )
         found.append((float(loss), float(norm)))
     return np.array(found), params
 

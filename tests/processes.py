@@ -37,20 +37,28 @@ def free_port() -> int:
 
 @contextmanager
 def started(
-    processes: int, *arguments: str, folder: Path, hosts: Sequence[str] = (), only: Sequence[int] | None = None
+    processes: int,
+    *arguments: str,
+    folder: Path,
+    hosts: Sequence[str] = (),
+    only: Sequence[int] | None = None,
+    own: Sequence[Sequence[str]] = (),
 ) -> Iterator[list[Rank]]:
-    """`jaxdp ARGUMENTS` as so many ranks (or `only` some of them), on `hosts` of these names; killed at the end."""
+    """`jaxdp ARGUMENTS` as so many ranks (or `only` some of them), on `hosts` of these names; killed at the end.
+
+    `own` are further arguments of each rank.
+    """
     environment = {**os.environ, "JAXDP_COORDINATOR": f"127.0.0.1:{free_port()}", "JAXDP_PROCESSES": str(processes)}
     environment.pop("JAX_NUM_CPU_DEVICES", None)
     folder.mkdir(parents=True, exist_ok=True)
     ranks = []
     try:
         for index in only or range(processes):
-            own = {"JAXDP_PROCESS_ID": str(index), **({"JAXDP_HOST_NAME": hosts[index]} if hosts else {})}
+            place = {"JAXDP_PROCESS_ID": str(index), **({"JAXDP_HOST_NAME": hosts[index]} if hosts else {})}
             output = folder / f"rank{index}"
             with output.with_suffix(".out").open("w") as out, output.with_suffix(".err").open("w") as errors:
-                command = [sys.executable, "-m", "cli", *arguments]
-                process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=errors, env={**environment, **own})
+                command = [sys.executable, "-m", "cli", *arguments, *(own[index] if own else ())]
+                process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=errors, env={**environment, **place})
             ranks.append(Rank(process, output))
         yield ranks
     finally:

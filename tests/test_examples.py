@@ -30,6 +30,36 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
     assert fsdp["mfu_percent"] is None and "context" not in fsdp["settings"]
 
 
-@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("own_*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("own_policy", ("ps-majority(75)", "computed for nothing")),
+        ("own_delay", ("worker 0 cold, ddp: 430 s", "all workers cold, ps-async: 430 s")),
+        ("own_strategy", ("fsdp_blocks:", "per step")),
+    ],
+)
+def test_a_row_of_ones_own_runs_as_a_script(name: str, words: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, f"{name}.py"], cwd=EXAMPLES, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(word in done.stdout for word in words)
+
+
+def test_the_comparison_draws_what_it_measured(tmp_path: Path) -> None:
+    figure = tmp_path / "comparison.png"
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "compare.py", str(figure)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(f"{strategy}: " in done.stdout for strategy in ("ddp", "fsdp", "ps"))
+    assert figure.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
 def test_an_example_is_short(file: Path) -> None:
     assert len(file.read_text().splitlines()) <= MAX_LINES

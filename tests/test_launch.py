@@ -22,9 +22,11 @@ ROOT = Path(__file__).parents[1]
 
 LAUNCHER = """
 import sys
-from jaxdp.job.launch import launch
+from jaxdp.job.launch import Restarts, launch
 command = [sys.executable, "-c", sys.argv[2]]
-sys.exit(launch(command, int(sys.argv[1]), devices_per_process=1, stall_timeout_s=float(sys.argv[3]), port=None))
+restarts = Restarts([*command, "again"], int(sys.argv[4]), sys.argv[5] == "elastic") if sys.argv[4:] else None
+options = {"devices_per_process": 1, "stall_timeout_s": float(sys.argv[3]), "port": None, "restarts": restarts}
+sys.exit(launch(command, int(sys.argv[1]), **options))
 """
 # What every toy rank begins with. `meet` returns when all ranks have come; each says who it is on stderr.
 RANK = """
@@ -51,14 +53,14 @@ def room(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(room: Path, ranks: int, body: str, stall_timeout_s: float = 60.0) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", LAUNCHER, str(ranks), RANK + body, str(stall_timeout_s)]
+def start(room: Path, ranks: int, body: str, stall_timeout_s: float = 60.0, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", LAUNCHER, str(ranks), RANK + body, str(stall_timeout_s), *more]
     environment = os.environ | {"ROOM": str(room), "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=-1, stderr=-1, text=True)
 
 
-def run(room: Path, ranks: int, body: str, stall_timeout_s: float = 60.0) -> tuple[int, str, str]:
-    with start(room, ranks, body, stall_timeout_s) as process:
+def run(room: Path, ranks: int, body: str, stall_timeout_s: float = 60.0, *more: str) -> tuple[int, str, str]:
+    with start(room, ranks, body, stall_timeout_s, *more) as process:
         out, errors = process.communicate(timeout=60)
     return process.returncode, out, errors
 
@@ -195,7 +197,7 @@ sys.exit(stop.exit_code)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == code
     assert all((room / f"saved{rank}").exists() for rank in range(3))
-    assert errors.count("saving and stopping") == 1 and "launch:" not in errors
+    assert errors.count("saving and stopping") == 1 and "rank" not in errors and "launch: stopped by" in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -271,6 +273,37 @@ def test_a_rank_stopped_for_a_moment_goes_on(room: Path) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("body", "more", "code", "out", "said"),
+    [
+        # The rank that died takes its devices along, until one is left.
+        ("die = rank == 1", ("2", "elastic"), 0, "['again'] 1", ["restarts with 2", "restarts with 1"]),
+        ("die = rank == 1", ("1", "elastic"), 137, "", ["restarts with 2", "rank 1"]),
+        ("die = rank == 1 and not again", ("1", "fixed"), 0, "['again'] 3", ["restarts with 3"]),
+        # What the program decides is no death, and is not asked again.
+        ("sys.exit(1)", ("2", "fixed"), 1, "", []),
+        ("sys.exit(3)", ("2", "elastic"), 3, "", []),
+        # A number of ranks that the resumed run refuses is made smaller.
+        (
+            "die = rank == 1 and ranks == 3\nif ranks == 2: sys.exit(3)",
+            *(("1", "elastic"), 0, "['again'] 1", ["with 2", "with 1"]),
+        ),
+    ],
+)
+def test_after_a_death_the_job_comes_back(
+    body: str, more: tuple[str, ...], code: int, out: str, said: list[str], room: Path
+) -> None:
+    lines = ("", "again = sys.argv[1:] == ['again']", body, "if die: os.kill(os.getpid(), signal.SIGKILL)")
+    others = (
+        "if ranks > 1 and not again or die: time.sleep(600)" if "again" in body else "if ranks > 1: time.sleep(600)"
+    )
+    done = run(room, 3, "\n".join((*lines, others, "if rank == 0: print(sys.argv[1:], ranks)\n")), 60.0, *more)
+    assert (done[0], done[1].strip()) == (code, out), done[2]
+    assert all(line in done[2] for line in said) and done[2].count("restarts with") == len(
+        [s for s in said if "with" in s]
+    )
+
+
 def test_a_busy_port_is_named_with_the_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
@@ -331,6 +364,8 @@ BAD = [
     (("-n", "0", "--", "bench"), "--processes"),
     (("--", "bench"), "--processes"),
     (("-n", "2", "--stall-timeout", "0.5", "--", "bench"), "--stall-timeout"),
+    (("-n", "2", "--max-restarts", "1", "--", "bench"), "needs train with --run-dir"),
+    (("-n", "2", "--elastic", "--", "train"), "--max-restarts"),
 ]
 
 

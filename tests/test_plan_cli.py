@@ -90,7 +90,7 @@ def test_advise_prints_a_recommendation_and_draws(tmp_path):
 
 def test_advise_prints_one_document():
     arguments = ["--config", "gpt2-xl", "--hardware", "h100x8", "--hosts", "2", "--nic-gbps", "100", "--json"]
-    document = json.loads(run("advise", *arguments, "--unevenness", "persistent(factor=4,worker=0)"))
+    document = json.loads(run("advise", *arguments, "--stragglers", "persistent(factor=4,worker=0)"))
     assert {"recommendation", "reason", "strategies", "crossovers"} <= set(document)
     assert (document["devices"], document["hosts"]) == (16, 2)
 
@@ -100,7 +100,7 @@ def test_advise_prints_one_document():
     [
         ["--hardware", "h99"],
         ["--hardware", "h100", "--nic-gbps", "-1"],
-        ["--hardware", "h100", "--unevenness", "slow(worker=0)"],
+        ["--hardware", "h100", "--stragglers", "slow(worker=0)"],
         ["--hardware", "missing.toml"],
     ],
 )

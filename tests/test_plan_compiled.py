@@ -16,7 +16,7 @@ from jaxdp.predict.hardware import load_hardware
 from jaxdp.predict.preflight import preflight, require
 from jaxdp.predict.traffic import phases
 from jaxdp.strategies.collectives import summarise
-from jaxdp.strategies.rules import Specs, replicated
+from jaxdp.strategies.rules import Cut
 
 MODEL = {"layers": 2, "width": 32, "heads": 4, "ffn": 64, "context": 16, "vocab": 64}
 
@@ -68,8 +68,7 @@ def test_one_leaf_left_whole_shows_in_the_program():
     sound = wrong.strategy.rule
 
     def rule(parameter, axis_sizes):
-        whole = replicated(parameter.shape)
-        return Specs(whole, whole) if parameter.path == "blocks.qkv" else sound(parameter, axis_sizes)
+        return Cut() if parameter.path == "blocks.qkv" else sound(parameter, axis_sizes)
 
     findings = examine(wrong, jax.devices()[:4], rule=rule).findings
     assert {finding.name for finding in findings} == {"unplanned_collective"}

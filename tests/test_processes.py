@@ -19,11 +19,13 @@ import pytest
 
 from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.job import rendezvous
+from jaxdp.job.agreement import refuse_differences
 from jaxdp.job.attribution import attribute_lateness
 from jaxdp.job.processes import gather, on_first
 from jaxdp.job.rendezvous import Refusal, parse_address
 from jaxdp.job.scheduler import find_job
 from jaxdp.job.stop import StopFlag
+from jaxdp.job.xla_flags import refuse_bad_flags
 from jaxdp.mesh.devices import host_groups
 from jaxdp.strategies.rows import mesh_strategies
 from tests.processes import PATIENCE_S, Done, Rank, finish, free_port, run, started
@@ -90,6 +92,27 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
 }
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "first",
+    "MASTER_PORT": "29500",
+}
+LAUNCHERS = (
+    *("SLURM_", "OMPI_", "PMI_", "MPI_", "MV2_", "FLUX_", "KUBERNETES_", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "MASTER_", "TORCHELASTIC_"),
+)
+
+
+def start_as(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process as a launcher that sets these variables starts it."""
+    for name in [name for name in os.environ if name.startswith((*LAUNCHERS, "CUDA_"))]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +124,29 @@ OPEN_MPI = {
         # One process a host sees all of its devices.
         ({**SLURM, "SLURM_STEP_NUM_NODES": "4", "SLURM_LOCALID": "0"}, 4, 3, None),
         # An allocation's own shell is one process, whatever was allocated.
-        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, 1, 0, None),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, 1, 0, None),
         ({key: SLURM[key] for key in ("SLURM_JOB_ID", "SLURM_NTASKS")}, 1, 0, None),
         ({**SLURM, "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, 1, 0, None),
         (OPEN_MPI, 2, 1, None),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2, 1, (0,)),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 1, 0, None),
+        (TORCHRUN, 4, 3, (1,)),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, 4, 3, None),
+        # srun starts torchrun, one a host, and mpirun its daemons.
+        ({**SLURM, **TORCHRUN, **dict.fromkeys(("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"), "2"), "SLURM_PROCID": "1",
+          "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}, 4, 3, (1,)),
+        ({**OPEN_MPI, "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NUM_NODES": "3", "SLURM_PROCID": "2"}, 2, 1, None),
+        # What one launcher leaves out another one says, and half of what is said already is no harm.
+        ({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"}, 4, 3, (1,)),
+        ({**SLURM, "WORLD_SIZE": "4"}, 4, 3, (1,)),
+        ({**SLURM, "RANK": "3", "WORLD_SIZE": "4"}, 4, 3, (1,)),
+        # A run of one.
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, 1, 0, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, 1, 0, None),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NUM_NODES": "2"}, 1, 0, None),
+        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1", "JAX_COORDINATOR_ADDRESS": "first:1234"}, 2, 1, None),
     ],
-)
+)  # fmt: skip
 def test_the_schedulers_job_is_taken(
     variables: dict[str, str],
     processes: int,
@@ -116,37 +154,89 @@ def test_the_schedulers_job_is_taken(
     local_devices: tuple[int, ...] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "CUDA_", "KUBERNETES_"))]:
-        monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    start_as(variables, monkeypatch)
     job = find_job(None, None, None)
     assert (job.processes, job.process_id, job.local_device_ids) == (processes, process_id, local_devices)
 
 
 @pytest.mark.parametrize(
+    ("variables", "coordinator", "address"),
+    [
+        (SLURM, None, "node3:61447"),
+        ({**SLURM, "SLURM_STEP_NODELIST": "rack[2,4]n[007-9]x,other", "SLURM_STEP_ID": "1"}, None, "rack2n007x:61448"),
+        (OPEN_MPI, None, "10.0.0.1:61441"),
+        ({**OPEN_MPI, "OMPI_MCA_orte_hnp_uri": "4096.0;tcp6://[fe80::1,fe80::2]:4"}, None, "[fe80::1]:61441"),
+        (TORCHRUN, None, "first:29500"),
+        # torchrun's own store may listen on its port.
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, None, "first:29501"),
+        (TORCHRUN, "other:1", "other:1"),
+        (MPICH, "first:29400", "first:29400"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "first:29400", "first:29400"),
+    ],
+)
+def test_where_a_launchers_processes_meet(
+    variables: dict[str, str], coordinator: str | None, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_as(variables, monkeypatch)
+    assert str(find_job(coordinator, None, None).address) == address
+
+
+@pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, "--coordinator"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4 without OMPI_COMM_WORLD_RANK"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "Open MPI started 4 .* --coordinator"),
         ({"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE='x'"),
-        ({**SLURM, "SLURM_PROCID": "4"}, "process 4 of 4"),
-        ({**SLURM, "SLURM_PROCID": "abc"}, "can't read them"),
-        ({**SLURM, "SLURM_LOCALID": "q"}, "can't read them"),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "x"}, "can't read them"),
-        ({**OPEN_MPI, "OMPI_MCA_orte_hnp_uri": "junk"}, "can't read them"),
-        ({**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, "process 0 of 1"),
+        ({**SLURM, "SLURM_PROCID": "4"}, "SLURM_PROCID=4, SLURM_STEP_NUM_TASKS=4"),
+        ({**SLURM, "SLURM_PROCID": "abc"}, "SLURM_PROCID='abc'"),
+        ({**SLURM, "SLURM_LOCALID": "q"}, "SLURM_LOCALID='q'"),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, "SLURM_PROCID=1 without SLURM_STEP_NUM_TASKS"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK='x'"),
+        ({**OPEN_MPI, "OMPI_MCA_orte_hnp_uri": "junk"}, "OMPI_MCA_orte_hnp_uri='junk'"),
+        ({**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, "SLURM_NTASKS=1, SLURM_STEP_NUM_TASKS=4"),
+        (MPICH, "MPICH or Intel MPI started 2 .* --coordinator"),
+        ({"PMI_RANK": "0"}, "PMI_RANK=0 without PMI_SIZE"),
+        ({"PMI_RANK": "-1", "PMI_SIZE": "2"}, "PMI_RANK='-1'"),
+        ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, "MVAPICH started 2"),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, "Flux started 2"),
+        ({"RANK": "1"}, "RANK=1 without WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 without RANK"),
+        ({**TORCHRUN, "MASTER_ADDR": ""}, "torchrun started 4 .* MASTER_ADDR and MASTER_PORT"),
+        ({**TORCHRUN, "MASTER_PORT": "99999"}, "MASTER_ADDR, MASTER_PORT first:99999"),
+        ({**TORCHRUN, **MPICH}, "torchrun .RANK=3, WORLD_SIZE=4., but MPICH or Intel MPI .PMI_RANK=1, PMI_SIZE=2."),
+        ({**SLURM, "RANK": "0", "WORLD_SIZE": "4"}, "contradict each other"),
+        ({**SLURM, "WORLD_SIZE": "8"}, "WORLD_SIZE=8 without RANK"),
     ],
 )
 def test_a_scheduler_that_tells_half_is_refused(
     variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise each of its processes would be a run of its own."""
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_"))]:
-        monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    start_as(variables, monkeypatch)
     with pytest.raises(BadInput, match=words):
         find_job(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("step", "warned"), [({}, True), ({"SLURM_STEP_ID": "4294967290"}, True), ({"SLURM_STEP_ID": "0"}, False)]
+)
+def test_slurms_nodes_that_are_left_idle_are_told_of(
+    step: dict[str, str], warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not where srun was asked for the one process, as for a driver of Ray."""
+    start_as({"SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0", **step}, monkeypatch)
+    find_job(None, None, None).join()
+    assert ["2 nodes" in line and "srun" in line for line in caplog.messages] == [True] * warned
+
+
+def test_what_processes_must_have_alike_is_refused_by_name() -> None:
+    refuse_differences([{"a": 1, "b": None}] * 3)
+    with pytest.raises(BadInput, match=r"train.seed: 0 \(process 0, 2\), 1 \(process 1\); start"):
+        refuse_differences([{"train.seed": seed, "same": 1} for seed in (0, 1, 0)])
+    with pytest.raises(BadInput, match=r"XLA_FLAGS: not set \(process 0\), --a=1 \(process 1\)"):
+        refuse_differences([{"XLA_FLAGS": None}, {"XLA_FLAGS": "--a=1"}])
+    with pytest.raises(BadInput, match=r"k0: .*; and in k4, k5; start"):
+        refuse_differences([{f"k{key}": rank for key in range(6)} for rank in (0, 1)])
 
 
 def test_a_single_process_agrees_with_itself() -> None:
@@ -317,6 +407,106 @@ def test_a_refusal_is_told_once_and_ends_all(tmp_path: Path) -> None:
     assert len(told(done)) == 1 and "--engine ray" in told(done)[0]
 
 
+@pytest.mark.parametrize(
+    ("address", "said"), [("127.0.0.1:{port}", "refused"), ("nowhere.invalid:6379", "no Ray"), ("here", "HOST:PORT")]
+)
+def test_a_ray_cluster_that_is_not_there_is_told_at_once(address: str, said: str, tmp_path: Path) -> None:
+    """Ray itself asks on for a quarter of an hour."""
+    pytest.importorskip("ray")
+    address = address.format(port=free_port())
+    command = [sys.executable, "-m", "cli", "bench", *SMALL, "--strategy", "ps", "--engine", "ray", "--workers", "2"]
+    command += ["--address", address, "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode in (1, 2) and len(done.stderr.splitlines()) == 1
+    assert address in done.stderr and said in done.stderr
+
+
+BAD_FLAGS = [
+    ("\u2013xla_dump_to=/tmp/x", "two hyphens"),
+    ("xla_dump_to=/tmp/x", "does not begin with --"),
+    ("--xla_dump_to=/tmp/x \u2013xla_b=1", "two hyphens"),
+    ("--xla_gpu_of_another_version=true --xla_b=1", "knows no --xla_gpu_of_another_version=true --xla_b=1"),
+    ("--xla_gpu_enable_latency_hiding_scheduler=maybe", "maybe is no value of xla_gpu_enable_latency_hiding_scheduler"),
+]
+
+
+@pytest.mark.parametrize(("flags", "said"), BAD_FLAGS, ids=[said for _, said in BAD_FLAGS])
+def test_what_xla_cannot_read_is_told_in_a_line(flags: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA itself aborts, with all its flags printed."""
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    with pytest.raises(BadInput, match=said):
+        refuse_bad_flags()
+
+
+def test_what_xla_can_read_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags in ("", "--xla_dump_to='/tmp/a b' --xla_cpu_enable_fast_math"):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        refuse_bad_flags()
+
+
+@pytest.mark.parametrize(
+    ("platform", "said"), [("cuda", "pip install"), ("gup", "not in the list"), ("tpu,cpu", "tpu")]
+)
+def test_a_platform_that_is_not_here_is_told_in_a_line(platform: str, said: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cli", "bench", *SMALL, "--run-dir", str(tmp_path / "run")]
+    environment = os.environ | {"JAX_PLATFORMS": platform}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE_S)
+    if done.returncode == 0:
+        pytest.skip(f"{platform} is here")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert f"JAX_PLATFORMS={platform}" in done.stderr and said in done.stderr
+
+
+@pytest.mark.parametrize("when", ["starting", "compiling"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_bench_ends_at_once_without_a_crash(when: str, number: signal.Signals, tmp_path: Path) -> None:
+    """XLA crashes if Python raises in its compilation."""
+    command = [sys.executable, "-m", "cli", "bench", "--config", "small", "--run-dir", str(tmp_path / "run")]
+    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        if when == "compiling":
+            while not (tmp_path / "run").exists():  # claimed just before the run is made
+                time.sleep(0.05)
+            time.sleep(1.0)
+        else:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode in (128 + number, -number) and errors == ""
+    assert when == "starting" or process.returncode == 128 + number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [1, 2])
+def test_survivors_name_the_process_that_was_killed(victim: int, tmp_path: Path) -> None:
+    """Whether their collective fails at once or waits."""
+    folder = tmp_path / "run"
+    arguments = ("train", *SMALL, "--set", "train.steps=100000", "--set", "train.global_batch=18")
+    arguments = (*arguments, "--strategy", "ddp", "--run-dir", str(folder), "--stall-timeout", "10")
+    with started(3, *arguments, folder=tmp_path) as ranks:
+        wait_for_rows(folder, 20, ranks)
+        ranks[victim].process.kill()
+        done = finish(ranks)
+    for index, survivor in enumerate(done):
+        if index != victim:
+            assert survivor.code == 1 and "unexpected" not in survivor.errors
+            assert f"rank {victim} on" in survivor.errors or f"process {victim} on" in survivor.errors
+
+
+def test_processes_that_were_started_differently_train_nothing(tmp_path: Path) -> None:
+    """Of the environment only what a process keeps for itself may differ."""
+    own = (
+        ("--seed", "1", "--set", "optim.learning_rate=1e-3", "--warmup", "1"),
+        ("--seed", "2", "--set", "optim.learning_rate=2e-3", "--warmup", "2"),
+    )
+    with started(2, "bench", *SMALL, "--run-dir", str(tmp_path / "run"), folder=tmp_path, own=own) as ranks:
+        done = finish(ranks)
+    assert [each.code for each in done] == [2, 2]
+    (line,) = told(done)
+    assert all(key in line for key in ("train.seed: 1 (process 0), 2", "optim.learning_rate", "--warmup"))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_a_folder_that_holds_another_run_ends_all_alike(tmp_path: Path) -> None:
     held = tmp_path / "run"
@@ -328,24 +518,33 @@ def test_a_folder_that_holds_another_run_ends_all_alike(tmp_path: Path) -> None:
     assert [path.name for path in held.iterdir()] == ["run.json"]
 
 
+BENCH = ("bench", *SMALL, "--strategy", ",".join(mesh_strategies()), "--steps", "6", "--devices", "4", "--json")
+BENCH = (*BENCH, "--set", "train.accumulation=2")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """All strategies in one process: its folder and its document."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    command = [sys.executable, "-m", "cli", *BENCH, "--run-dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
-def test_the_losses_are_those_of_one_process(processes: int, tmp_path: Path) -> None:
+def test_the_losses_are_those_of_one_process(processes: int, alone: Any, tmp_path: Path) -> None:
     """All strategies, accumulation included; hosts of two processes each, so that HSDP has its groups."""
-    arguments = ("bench", *SMALL, "--strategy", ",".join(mesh_strategies()), "--steps", "6", "--devices", "4", "--json")
-    arguments = (*arguments, "--set", "train.accumulation=2")
+    folder, document = alone
     hosts = ["a", "b"] if processes == 2 else ["a", "b", "a", "b"]
-    done = run(processes, *arguments, "--run-dir", str(tmp_path / "many"), folder=tmp_path, hosts=hosts)
+    done = run(processes, *BENCH, "--run-dir", str(tmp_path / "many"), folder=tmp_path, hosts=hosts)
     assert [each.code for each in done] == [0] * processes, told(done)
-    alone = subprocess.run(
-        [sys.executable, "-m", "cli", *arguments, "--run-dir", str(tmp_path / "one")], capture_output=True, text=True
-    )
-    assert alone.returncode == 0, alone.stderr
-    for found, expected in zip(json.loads(done[0].out), json.loads(alone.stdout), strict=True):
+    for found, expected in zip(json.loads(done[0].out), document, strict=True):
         name = found["strategy"]
         for key in ("loss", "grad_norm"):
             many = [row[key] for row in rows(tmp_path / "many" / name)]
-            assert many == pytest.approx([row[key] for row in rows(tmp_path / "one" / name)], rel=TOLERANCE), name
+            assert many == pytest.approx([row[key] for row in rows(folder / name)], rel=TOLERANCE), name
         for key in ("devices", "collectives", "collective_bytes_per_device"):
             assert found[key] == expected[key], name
 

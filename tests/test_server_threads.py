@@ -69,7 +69,7 @@ def test_sync_equals_ddp_on_the_same_uneven_batches(optimizer: str, shards: int)
         records = run.window(6).records
         state = run.state
     ddp = plain_step(setting, 4)
-    expected = jax.device_put(run.initial_state(), ddp.layout.state)
+    expected = ddp.layout.put(run.initial_state(), ddp.layout.state)
     for step in range(6):
         expected, metrics = ddp.step(expected, ddp.put(Bigrams().batch(step)))
         mine = [record for record in records if record.step == step]
@@ -86,7 +86,7 @@ def test_one_worker_equals_the_fused_plain_step() -> None:
         run.window(6)
         state = run.state
     plain = plain_step(setting, 1)
-    expected = jax.device_put(run.initial_state(), plain.layout.state)
+    expected = plain.layout.put(run.initial_state(), plain.layout.state)
     for step in range(6):
         expected, _ = plain.step(expected, plain.put(Bigrams().batch(step)))
     assert_same(state, expected, tolerance=1e-6)
@@ -280,7 +280,7 @@ def test_ddp_opens_a_servers_state_and_the_reverse() -> None:
         run.window(2)
         expected = run.state
     ddp = plain_step(setting, 4)
-    continued = jax.device_put(state, ddp.layout.state)
+    continued = ddp.layout.put(state, ddp.layout.state)
     for step in (3, 4):
         continued, _ = ddp.step(continued, ddp.put(Bigrams().batch(step)))
     assert_same(continued, expected, tolerance=1e-6)

@@ -56,7 +56,7 @@ FIELDS = {
 
 
 def test_results_have_their_fields_and_agree_with_each_other() -> None:
-    flags = ("--workers", 8, "--compute-s", 0.5, "--delays", "persistent(factor=4,worker=0)", "--steps", 400)
+    flags = ("--workers", 8, "--compute-s", 0.5, "--stragglers", "persistent(factor=4,worker=0)", "--steps", 400)
     ddp, ps = results("--strategy", "ddp,ps", *flags)
     for row in (ddp, ps):
         assert row.keys() >= FIELDS
@@ -82,7 +82,7 @@ def test_options_reach_the_strategies_that_read_them() -> None:
 
 
 def test_several_seeds_give_intervals_that_hold_the_truth() -> None:
-    (row,) = results("--strategy", "ddp", "--delays", "exponential(mean_s=1)", "--seeds", 8, "--steps", 500)
+    (row,) = results("--strategy", "ddp", "--stragglers", "exponential(mean_s=1)", "--seeds", 8, "--steps", 500)
     half = row["ci95"]["virtual_time_s"]
     assert 0 < half < 0.05 * row["virtual_time_s"]
     assert abs(row["virtual_time_s"] / 500 - 2.718) < 2 * half / 500
@@ -93,8 +93,8 @@ REFUSALS = {
     ("--compute-s", "x"): "--compute-s x",
     ("--compute-s", "1,2"): "2 times for 8 workers",
     (): "nothing takes any time",
-    ("--delays", "normal(sigma=1)", "--compute-s", "1"): "unknown model 'normal'",
-    ("--delays", "persistent(factor=2,worker=8)"): "no worker 8",
+    ("--stragglers", "normal(sigma=1)", "--compute-s", "1"): "unknown model 'normal'",
+    ("--stragglers", "persistent(factor=2,worker=8)"): "no worker 8",
     ("--strategy", "ddpp", "--compute-s", "1"): "name",
     ("--strategy", "ddp,ddp", "--compute-s", "1"): "different strategies",
     ("--strategy", "backup", "--backups", "8", "--compute-s", "1"): "8 is too many for 8 workers",
@@ -106,9 +106,9 @@ REFUSALS = {
     ("--workers", "0", "--compute-s", "1"): "workers",
     ("--steps", "0", "--compute-s", "1"): "steps",
     ("--latency-s", "-1", "--compute-s", "1"): "latency_s",
-    ("--delays", "persistent(factor=1000000),pareto(mean_s=1e9,alpha=1.0001)"): "146 years",
+    ("--stragglers", "persistent(factor=1000000),pareto(mean_s=1e9,alpha=1.0001)"): "146 years",
     ("--compute-s", "1e-12"): "no time passed",
-    ("--delays", "fail(mtbf_s=0.001,restart_s=0)", "--compute-s", "1"): "never survives",
+    ("--stragglers", "fail(mtbf_s=0.001,restart_s=0)", "--compute-s", "1"): "never survives",
     ("--latency-s", "nan", "--compute-s", "1"): "latency_s",
     ("--nic-gbps", "0", "--compute-s", "1"): "nic_gbps",
     ("--set", "worker=4", "--compute-s", "1"): "did you mean workers?",
@@ -119,7 +119,7 @@ REFUSALS = {
     ("replay",): "needs a trace",
     ("replay", "nowhere.csv"): "nowhere.csv",
     ("straggler", "file.csv"): "only `jaxdp sim replay` takes a file",
-    ("--until-loss", "2", "--compute-s", "1"): "belong to --gradients",
+    ("--until-loss", "2", "--compute-s", "1"): "add --gradients",
     ("--hardware", "h1000x8"): "no such preset",
     ("--hardware", "h100x8", "--workers", "4"): "has 8 devices",
     ("--hosts", "2", "--compute-s", "1"): "give hardware too",

@@ -8,6 +8,7 @@ from jaxdp.predict.evaluate import evaluate, possible
 from jaxdp.predict.hardware import load_hardware
 from jaxdp.stragglers.delays import parse
 from sims.results import compare
+from sims.run import simulate
 from sims.scenario import build, to_toml
 from sims.scenario import load as load_scenario
 from sims.strategy import known_strategies
@@ -51,6 +52,8 @@ def test_what_is_stated_beside_hardware_wins_and_is_kept(tmp_path):
     quick = build({key: stated[key] for key in ("hardware", "hosts", "train")})
     seconds = [compare(scenario)[0].outcomes[0].virtual_time_s for scenario in (slow, quick)]
     assert seconds[0] > 1000 * 0.5
+    changed = simulate(quick, nic_gbps=10.0, latency_s=1e-3, compute_s=0.5).scenario
+    assert changed == slow
     assert seconds[1] < seconds[0] / 10
 
 

@@ -122,7 +122,7 @@ def test_small_batches_make_n_updates_a_step(setup: TrainingSetup, ddp: tuple[Po
 
 
 def test_an_outage_loses_a_gradient_and_no_more(setup: TrainingSetup) -> None:
-    failing = replace(setup.scenario, delays="pace(seconds=1),fail(mtbf_s=4,restart_s=2,worker=1)")
+    failing = replace(setup.scenario, stragglers="pace(seconds=1),fail(mtbf_s=4,restart_s=2,worker=1)")
     lossy = TrainingSetup(failing, 0)
     lossy.__dict__["initial"] = setup.initial
     outcome, points = train(lossy, Strategy(name="ps", policy="softsync", group=2))
@@ -156,7 +156,7 @@ def test_the_command_repeats_to_the_byte(setup: TrainingSetup, tmp_path: Path) -
     app = typer.Typer()
     app.command()(sim)
     flags = ["--gradients", "--train", setup.scenario.train, "--strategy", "ps", "--workers", "4", "--steps", "8"]
-    flags += ["--compute-s", "1", "--delays", "lognormal(sigma=.3)", "--until-loss", "4.5", "--json", "--quiet"]
+    flags += ["--compute-s", "1", "--stragglers", "lognormal(sigma=.3)", "--until-loss", "4.5", "--json", "--quiet"]
     documents = []
     for name in ("one", "two"):
         found = CliRunner().invoke(app, [*flags, "--run-dir", str(tmp_path / name)])

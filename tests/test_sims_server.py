@@ -255,7 +255,7 @@ from sims.scenario import Scenario
 from sims.strategy import Strategy
 peaks = []
 for steps in (2_500, 25_000):
-    simulate(Scenario(workers=8, steps=steps, delays="exponential(mean_s=1)"), {strategy}, 0)
+    simulate(Scenario(workers=8, steps=steps, stragglers="exponential(mean_s=1)"), {strategy}, 0)
     peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 print(peaks[1] - peaks[0])
 """

@@ -200,7 +200,7 @@ def test_hardware_adds_predictions_and_checks_memory(write: Write) -> None:
     cells = cells_of(write(text + 'hardware = "h100x8"\n'))
     assert cells[4].predicted is None  # twelve devices don't come out as hosts of eight
     steps = [cell.predicted["step_time_s"]["total"] for cell in cells[:4] if cell.predicted]
-    assert len(steps) == 4 and steps == sorted(set(steps))
+    assert len(set(steps)) == 4 and min(steps) == steps[0]  # the fewest devices exchange least
     assert cells_of(write(text))[0].predicted is None
     text = text.replace('"gpt2"', '"llama3-70b"').replace("[2, 4, 8, 16, 12]", "[8]")
     assert "memory" in str(cells_of(write(text + 'hardware = "rtx4090x8"\n'))[0].refusal)

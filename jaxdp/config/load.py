@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from jaxdp.config.schema import Config, Section
 from jaxdp.errors import BadInput
 from jaxdp.registry import load_plugins
+from jaxdp.strategies.rows import STRATEGIES, all_strategies
 from jaxdp.suggest import suggest
 
 SHIPPED = Path(__file__).parents[1] / "configs"
@@ -18,14 +19,16 @@ SHIPPED = Path(__file__).parents[1] / "configs"
 AnySection = TypeVar("AnySection", bound=Section)
 
 
-def load(sources: Iterable[str] = (), overrides: Iterable[str] = (), flags: Mapping[str, Any] | None = None) -> Config:
-    """The config of TOML files or shipped names, later ones winning, `a.b=c` overrides, then flags on top.
+def load(
+    sources: str | Iterable[str] = (), overrides: Iterable[str] = (), flags: Mapping[str, Any] | None = None
+) -> Config:
+    """The config of a TOML file or shipped name (nano if none), or of several; then `a.b=c` overrides, then flags.
 
-    `flags` maps dotted keys to values; None means not given.
+    What comes later wins. `flags` maps dotted keys to values; None means not given.
     Raises `BadInput` naming the file or the key, and the nearest valid key.
     """
     merged: dict[str, Any] = {}
-    for source in sources or ("nano",):
+    for source in [sources] if isinstance(sources, str) else sources or ("nano",):
         _merge(merged, read_toml(find(source)))
     for override in overrides:
         _merge(merged, parse_override(override))
@@ -33,6 +36,28 @@ def load(sources: Iterable[str] = (), overrides: Iterable[str] = (), flags: Mapp
         if value is not None:
             _merge(merged, _nested(key, value))
     return build(merged)
+
+
+def load_strategies(sources: Iterable[str], overrides: Iterable[str], flags: Mapping[str, Any]) -> list[Config]:
+    """The configs of the strategies that the flag `strategy.name` joins by commas; "all" means each but the exhibits.
+
+    Raises `BadInput` as `load` does, and for flags of the server when no strategy has one.
+    """
+    names = _split(flags["strategy.name"]) if flags.get("strategy.name") is not None else [None]
+    configs = [load(sources, overrides, {**flags, "strategy.name": name}) for name in names]
+    of_server = [key for key in flags if key.startswith("server.")]
+    if of_server and all(config.strategy.name != "ps" for config in configs):
+        raise BadInput(f"{of_server[0]}: is the parameter server's; add --strategy ps, or leave it out")
+    return configs
+
+
+def _split(text: str) -> list[str]:
+    names = all_strategies() if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise BadInput(f"--strategy {text!r}: names no strategy; known: {', '.join(STRATEGIES)}, all")
+    if len(set(names)) < len(names):
+        raise BadInput(f"--strategy {text}: names one twice; each is measured once")
+    return names
 
 
 def build(values: Mapping[str, Any]) -> Config:

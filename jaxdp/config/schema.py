@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from jaxdp.errors import BadInput
-from jaxdp.policies import SERVER_POLICIES, Correction, Policy, make_policy, option_summary, policy_options
+from jaxdp.policies import (
+    CORRECTION_SUMMARY,
+    POLICY_SUMMARY,
+    SHARDS_SUMMARY,
+    Correction,
+    Policy,
+    make_policy,
+    option_summary,
+    policy_options,
+)
 from jaxdp.registry import Registry
 from jaxdp.strategies.rows import STRATEGIES, Strategy, canonical, worker_strategies
 from jaxdp.strategies.rules import RuleOptions, ShardRule
@@ -167,7 +176,7 @@ class StrategyConfig(Section):
     delay, to show what a block costs that the flat unit has split.
     """
 
-    name: str = Field(default="ddp", description="How the devices share the work.")
+    name: str = Field(default="ddp", description=f"How the devices share the work: {', '.join(STRATEGIES)}.")
     unit: Literal["block", "flat"] | None = Field(
         default=None, description="An older spelling: fsdp with unit flat is fsdp_flat."
     )
@@ -220,16 +229,20 @@ class ServerConfig(Section):
 
     engine: Literal["threads", "ray"] = Field(default="threads", description="Where the workers run.")
     workers: Count | None = Field(default=None, description="Workers (default: one per device).")
-    policy: str = Field(default="async", description=f"When pushes are applied: {', '.join(SERVER_POLICIES)}.")
+    policy: str = Field(default="async", description=POLICY_SUMMARY)
     bound: Natural | None = Field(default=None, description=option_summary("bound"))
     backups: Natural | None = Field(default=None, description=option_summary("backups"))
-    group: Natural | None = Field(default=None, description=option_summary("group"))
-    correction: Correction = Field(default="none", description="For stale gradients.")
-    shards: Count = Field(default=1, description="Parts that the server is split into.")
+    group: Count | None = Field(default=None, description=option_summary("group"))
+    correction: Correction = Field(default="none", description=CORRECTION_SUMMARY)
+    shards: Count = Field(default=1, description=SHARDS_SUMMARY)
     pipeline: bool = Field(default=False, description="Pull ahead and push in the background: raises staleness by one.")
-    worker_strategy: str = Field(default="ddp", description="Strategy of a worker's own devices.")
+    worker_strategy: str = Field(
+        default="ddp", description=f"Strategy of a worker's own devices: {', '.join(worker_strategies())}."
+    )
     devices_per_worker: Count = Field(default=1, description="Devices of a worker.")
-    placement: Literal["dedicated", "colocated"] = Field(default="colocated", description="ray: the shards' nodes.")
+    placement: Literal["dedicated", "colocated"] = Field(
+        default="colocated", description="ray: whether the server's shards have nodes of their own."
+    )
     address: str | None = Field(default=None, description="ray: the cluster to join (default: a local one).")
     deadline_s: Positive = Field(default=120.0, description="Silence after which a worker is given up.")
     compensation: NonNegative = Field(default=0.04, description="Constant of the correction delay_compensation.")
@@ -260,7 +273,7 @@ class ServerConfig(Section):
 class Config(Section):
     task: TaskConfig | None = Field(
         default=None,
-        description="Train your own model: MODULE:FUNCTION that returns a Task.",
+        description="Train your own model: a function that returns a Task.",
     )
     model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = Field(default_factory=DataConfig)
@@ -268,7 +281,7 @@ class Config(Section):
     train: TrainConfig = Field(default_factory=TrainConfig)
     strategy: StrategyConfig = Field(default_factory=StrategyConfig)
     server: ServerConfig = Field(default_factory=ServerConfig)
-    stragglers: str = Field(default="", description="Delay workers in real time: persistent(worker=0,factor=3).")
+    stragglers: str = Field(default="", description='How workers are delayed: "persistent(worker=0,factor=3)".')
     plugins: tuple[str, ...] = Field(
         default=(), description="Modules with strategies, policies or delay models of yours."
     )

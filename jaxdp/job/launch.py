@@ -76,8 +76,31 @@ class Failure:
     others: tuple[Rank, ...] = ()
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended; `lost` is the rank whose death or standstill ended it, None if it ended by what it decided."""
+
+    code: int
+    lost: int | None = None
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """`command` takes a run up after a death or standstill, `most` times; `elastic`: without the rank that failed."""
+
+    command: Sequence[str]
+    most: int
+    elastic: bool = False
+
+
 def launch(
-    command: Sequence[str], processes: int, *, devices_per_process: int, stall_timeout_s: float, port: int | None
+    command: Sequence[str],
+    processes: int,
+    *,
+    devices_per_process: int,
+    stall_timeout_s: float,
+    port: int | None,
+    restarts: Restarts | None = None,
 ) -> int:
     """Runs `command` in `processes` processes that find each other, and returns the exit code of them all.
 
@@ -92,6 +115,30 @@ def launch(
             "raise --devices-per-process instead, or start them on several hosts"
         )
     shares = device_shares(processes, devices_per_process)
+    logging.getLogger(stopping.__name__).setLevel(logging.ERROR)  # the ranks say themselves what a signal means
+    left = restarts.most if restarts else 0
+    with StopFlag() as stop:
+        ended = _run(command, shares, stall_timeout_s, port, stop)
+        while restarts and not stop.requested:
+            if ended.lost is not None and left:
+                left -= 1
+                if restarts.elastic and len(shares) > 1:
+                    del shares[ended.lost]
+            elif ended.code == Refused.exit_code and left < restarts.most and restarts.elastic and len(shares) > 1:
+                del shares[-1]  # so many don't divide the batch, say
+            else:
+                break
+            _say(f"restarts with {len(shares)} process(es) from the newest checkpoint; {left} more restart(s) allowed")
+            ended = _run(restarts.command, shares, stall_timeout_s, port, stop)
+        if stop.requested:
+            _say(f"stopped by {signal.Signals(_signal(stop)).name}; all processes have ended")
+    return ended.code
+
+
+def _run(
+    command: Sequence[str], shares: Sequence[dict[str, str]], stall_timeout_s: float, port: int | None, stop: StopFlag
+) -> Ended:
+    """The command once, in a process for each share of the devices."""
     address = f"127.0.0.1:{free_port() if port is None else checked_port(port)}"
     reaper = subprocess.Popen([sys.executable, "-I", "-S", "-c", REAPER], stdin=subprocess.PIPE, start_new_session=True)
     assert reaper.stdin is not None
@@ -100,15 +147,13 @@ def launch(
         for number, share in enumerate(shares):
             joining = {
                 "JAXDP_COORDINATOR": address,
-                "JAXDP_PROCESSES": str(processes),
+                "JAXDP_PROCESSES": str(len(shares)),
                 "JAXDP_PROCESS_ID": str(number),
                 "JAXDP_STALL_TIMEOUT_S": f"{stall_timeout_s:g}",
             }
-            joining = joining if processes > 1 else {}  # one alone has nobody to join
+            joining = joining if len(shares) > 1 else {}  # one alone has nobody to join
             ranks.append(_start(command, number, os.environ | joining | share, reaper.stdin))
-        logging.getLogger(stopping.__name__).setLevel(logging.ERROR)  # the ranks say themselves what a signal means
-        with StopFlag() as stop:
-            return _supervise(ranks, stop, stall_timeout_s or math.inf)
+        return _supervise(ranks, stop, stall_timeout_s or math.inf)
     finally:
         reaper.stdin.close()
         reaper.wait()
@@ -147,7 +192,7 @@ def _start(command: Sequence[str], number: int, environment: dict[str, str], rea
     return Rank(number, process)
 
 
-def _supervise(ranks: Sequence[Rank], stop: StopFlag, stall_timeout_s: float) -> int:
+def _supervise(ranks: Sequence[Rank], stop: StopFlag, stall_timeout_s: float) -> Ended:
     ends: queue.Queue[Rank] = queue.Queue()
     for rank in ranks:
         threading.Thread(target=lambda rank=rank: (rank.process.wait(), ends.put(rank)), daemon=True).start()
@@ -156,19 +201,20 @@ def _supervise(ranks: Sequence[Rank], stop: StopFlag, stall_timeout_s: float) ->
             rank.reader.start()
     failure = _first_failure(ranks, ends, stop, stall_timeout_s)
     if failure is None:
-        return next((code for code in map(_code, ranks) if code), 0)
+        return Ended(next((code for code in map(_code, ranks) if code), 0))
     living = sum(rank.process.returncode is None for rank in ranks)
     if failure.code in (BadInput.exit_code, Refused.exit_code):
         _wait(ranks, REFUSAL_S)
     if all(rank.process.returncode == failure.code for rank in ranks):
-        return failure.code  # all refuse alike, and rank 0 has told why
+        return Ended(failure.code)  # all refuse alike, and rank 0 has told why
     failure.rank.send(signal.SIGKILL)  # if it is still there, it does not answer
     for number in (signal.SIGTERM, signal.SIGKILL):
         for rank in ranks:
             rank.send(number)
         _wait(ranks, GRACE_S)
     _tell(failure, living)
-    return failure.code
+    refused = failure.code in (BadInput.exit_code, Refused.exit_code)
+    return Ended(failure.code, None if refused else failure.rank.number)
 
 
 def _first_failure(
@@ -244,7 +290,7 @@ def _wait(ranks: Sequence[Rank], seconds: float) -> None:
 
 def _tell(failure: Failure, ended: int) -> None:
     also = f"; ended the {ended} other(s)" if ended else ""
-    print(f"launch: {failure.rank.name} {failure.how}{also}", file=sys.stderr)
+    _say(f"{failure.rank.name} {failure.how}{also}")
     shown = []
     for rank, most in [(failure.rank, TAIL_LINES), *((other, TAIL_LINES_OTHERS) for other in failure.others)]:
         if rank.reader is not None:
@@ -253,6 +299,10 @@ def _tell(failure: Failure, ended: int) -> None:
         if lines not in shown:
             shown.append(lines)
             print("".join(f"rank {rank.number}| {line}\n" for line in lines), end="", file=sys.stderr)
+
+
+def _say(line: str) -> None:
+    print(f"launch: {line}", file=sys.stderr, flush=True)
 
 
 def _signal(stop: StopFlag) -> int:

@@ -12,11 +12,12 @@ it travels with the next `gather`, and process 0 alone prints it. In a run of on
 
 import itertools
 import json
+import logging
 import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -25,6 +26,7 @@ from jaxdp.errors import JaxdpError
 from jaxdp.job import watchdog
 from jaxdp.job.process_log import ProcessLog
 from jaxdp.job.rendezvous import REFUSAL_S, Address, Refusal, meet
+from jaxdp.job.xla_flags import refuse_bad_flags
 
 JOIN_TIMEOUT_S = 300.0
 HEARTBEAT_S = 100  # JAX's default: how long a process may be silent that nobody watches
@@ -32,6 +34,7 @@ HEARTBEAT_S = 100  # JAX's default: how long a process may be silent that nobody
 LONGEST_WAIT_S = 86_400.0
 
 T = TypeVar("T")
+log_of_library = logging.getLogger(__name__)
 
 
 class SharedError(JaxdpError):
@@ -40,6 +43,14 @@ class SharedError(JaxdpError):
     def __init__(self, refusal: Refusal):
         super().__init__(refusal.message)
         self.exit_code = refusal.exit_code
+
+
+class Absent(Exception):
+    """These processes did not come to an exchange in time; process 0 stands for its store."""
+
+    def __init__(self, processes: list[int]):
+        super().__init__(f"process {', '.join(map(str, processes))} did not come")
+        self.processes = processes
 
 
 @dataclass
@@ -53,8 +64,10 @@ class Job:
     join_timeout_s: float = JOIN_TIMEOUT_S
     stall_timeout_s: float = 0.0  # 0: not watched
     stop: object = False  # true once a signal has asked to stop
+    warning: str | None = None  # told when the run starts
     met: bool = False
     joined: bool = False
+    hosts: Sequence[str] = ()  # of all processes, once joined
 
     @property
     def first(self) -> bool:
@@ -62,11 +75,15 @@ class Job:
         return self.process_id == 0
 
     def join(self) -> None:
-        """Meets the other processes and starts JAX's coordination service; does nothing in a run of one process.
+        """Meets the other processes and starts JAX's coordination service; a run of one process only checks.
 
-        Raises `JaxdpError` if a process doesn't come in time or one of them refuses; call before any device is used.
+        Raises `JaxdpError` if a process doesn't come in time or one of them refuses, `BadInput` for `XLA_FLAGS` that
+        XLA can't read; call before any device is used.
         """
+        refuse_bad_flags()
         if self.processes == 1:
+            if self.warning:
+                log_of_library.warning(self.warning)
             return
         refusal = self._meet(None, self.join_timeout_s)
         if refusal:
@@ -78,6 +95,7 @@ class Job:
         self.log = ProcessLog(self.process_id)
         self.log.say(f"process {self.process_id} of {self.processes} on {socket.gethostname()} joined {self.address}")
         watchdog.start(self.process_id, self.processes, self.stall_timeout_s)
+        self.hosts = gather(socket.gethostname())
 
     def _meet(self, own: Refusal | None, timeout_s: float) -> Refusal | None:
         assert self.address is not None
@@ -109,8 +127,8 @@ class Job:
                 _exchange(None, refusal, REFUSAL_S)
             except SharedError:
                 raise
-            except Exception:
-                self._die(refusal)
+            except Absent as absent:
+                self._die(self._named(absent, error, refusal))
         if self.met:
             return  # the meeting itself failed, which each process has noticed
         try:
@@ -118,6 +136,16 @@ class Job:
         except JaxdpError:
             return  # nobody is there: it stays this process's own
         raise SharedError(told or refusal) from error
+
+    def _named(self, absent: "Absent", error: BaseException, refusal: Refusal) -> Refusal:
+        """The refusal; or that a peer is gone, which is why a collective of this process failed."""
+        if isinstance(error, JaxdpError) or not absent.processes:
+            return refusal
+        who = ", ".join(
+            f"process {index}{f' on {self.hosts[index]}' if self.hosts else ''}" for index in absent.processes
+        )
+        reason = (str(error).splitlines() or [""])[0]
+        return Refusal(f"{who} died or left the run, and a collective with it failed ({reason})", JaxdpError.exit_code)
 
     def _leave(self, error: BaseException | None) -> None:
         global _job
@@ -245,17 +273,29 @@ def refusal_of(error: BaseException) -> Refusal:
 
 
 def _exchange(value: Any, refusal: Refusal | None, timeout_s: float) -> list[Any]:
-    """One round among all processes; raises `SharedError` for the first one's refusal, if there is one."""
+    """One round among all processes; raises `SharedError` for the first one's refusal, `Absent` if not all come."""
     assert _job is not None
     client = watchdog.jax_store()
     number = next(_rounds)
-    client.key_value_set(f"jaxdp/{number}/{_job.process_id:06d}", json.dumps({"value": value, "refusal": refusal}))
-    client.wait_at_barrier("jaxdp", int(timeout_s * 1000))  # always the same: the service forgets no name
-    said = [json.loads(text) for _, text in sorted(client.key_value_dir_get(f"jaxdp/{number}/"))]
-    if _job.first and number:
-        client.key_value_delete(f"jaxdp/{number - 1}/")  # all have read it, or they would not have come here
+    folder = f"jaxdp/{number}/"
+    try:
+        client.key_value_set(f"{folder}{_job.process_id:06d}", json.dumps({"value": value, "refusal": refusal}))
+        client.wait_at_barrier("jaxdp", int(timeout_s * 1000))  # always the same: the service forgets no name
+        said = [json.loads(text) for _, text in sorted(client.key_value_dir_get(folder))]
+        if _job.first and number:
+            client.key_value_delete(f"jaxdp/{number - 1}/")  # all have read it, or they would not have come here
+    except RuntimeError as error:
+        raise Absent(_absent(client, folder, _job.processes)) from error
     for index, each in enumerate(said):
         if each["refusal"]:
             message, exit_code = each["refusal"]
             raise SharedError(Refusal(message if index == 0 else f"process {index}: {message}", exit_code))
     return [each["value"] for each in said]
+
+
+def _absent(client: Any, folder: str, processes: int) -> list[int]:
+    try:
+        came = {int(key.rpartition("/")[2]) for key, _ in client.key_value_dir_get(folder)}
+    except RuntimeError:
+        return [0]
+    return [index for index in range(processes) if index not in came]

@@ -41,11 +41,12 @@ class Refusal(NamedTuple):
     exit_code: int
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str, origin: str = "--coordinator") -> Address:
+    """`origin` (the flag or variable) begins the error's line."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BadInput(f"--coordinator {text}: expected HOST:PORT, process 0's host and a free port there, 1 to 65535")
+        raise BadInput(f"{origin} {text}: expected HOST:PORT, process 0's host and a free port there, 1 to 65535")
     return Address(host, int(port))
 
 

@@ -1,13 +1,14 @@
-"""Which job this process belongs to: the one that was given, else the one that a scheduler started it in (no JAX)."""
+"""Which job this process belongs to: the one that was given, else the one that a launcher started it in (no JAX)."""
 
 import os
 
 from jaxdp.errors import BadInput
 from jaxdp.job import watchdog
+from jaxdp.job.launchers import find_place, number
 from jaxdp.job.processes import JOIN_TIMEOUT_S, Job
 from jaxdp.job.rendezvous import parse_address
 
-SCHEDULED = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX")
+SPECIAL_STEPS = 4_000_000_000  # of SLURM: the batch script's shell, an interactive one
 
 
 def find_job(
@@ -18,14 +19,14 @@ def find_job(
     stall_timeout_s: float | None = None,
     stop: object = False,
 ) -> Job:
-    """The job as it was given, else as SLURM, Open MPI or Kubernetes started it, else a run of one process.
+    """The job as it was given, else as a launcher or Kubernetes started it, else a run of one process.
 
-    Raises `BadInput` for what cannot be, without importing JAX; a scheduler's variables are JAX's own to read.
+    A coordinator that is given alone is where a launcher's processes meet. Raises `BadInput` for what cannot be.
     """
     given = {"--coordinator": coordinator, "--processes": processes, "--process-id": process_id}
     absent = [name for name, value in given.items() if value is None]
-    if len(absent) == len(given):
-        found = _scheduled(join_timeout_s)
+    if processes is None and process_id is None:
+        found = _launched(coordinator, join_timeout_s)
     elif absent:
         raise BadInput(f"{', '.join(absent)}: missing; --coordinator, --processes and --process-id go together")
     else:
@@ -44,49 +45,57 @@ def find_job(
     return found
 
 
-def _scheduled(timeout_s: float) -> Job:
-    """What the scheduler says; a lone process, as in an interactive allocation, is a run of one."""
-    found = {name: os.environ.get(name, "") for name in SCHEDULED}
-    steps, ranks = _number("SLURM_STEP_NUM_TASKS"), _number("OMPI_COMM_WORLD_SIZE")
-    if found["SLURM_STEP_NODELIST"] and steps > 1:
-        one_device = steps > _number("SLURM_STEP_NUM_NODES")
-    elif found["OMPI_MCA_orte_hnp_uri"] and ranks > 1:
-        one_device = _number("OMPI_COMM_WORLD_LOCAL_SIZE") > 1
-    elif ranks > 1:
+def _launched(coordinator: str | None, timeout_s: float) -> Job:
+    """What the launcher says; a lone process, as in an interactive allocation, is a run of one."""
+    place = find_place()
+    if place is None and coordinator is None:
+        return _on_kubernetes(timeout_s)
+    if place is None:
         raise BadInput(
-            f"Open MPI started {ranks} processes, but does not say where they can meet: give --coordinator HOST:PORT, "
-            "--processes N, and --process-id I from OMPI_COMM_WORLD_RANK"
+            "--processes, --process-id: missing; they go together with --coordinator, unless a launcher "
+            "(torchrun, mpirun, srun) numbers the processes"
         )
-    elif found["KUBERNETES_SERVICE_HOST"] and found["JOB_COMPLETION_INDEX"]:
-        one_device = False
-    else:
-        return Job()
+    address = place.address if coordinator is None else parse_address(coordinator)
+    if address is None:
+        master = " (for torchrun MASTER_ADDR and MASTER_PORT)" if place.name == "torchrun" else ""
+        raise BadInput(
+            f"{place.name} started {place.processes} processes, but does not say where they can meet{master}: give "
+            "--coordinator HOST:PORT or JAXDP_COORDINATOR, process 0's host and a free port there"
+        )
+    # A process that sees a single device has no need to choose.
+    alone = len(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")) == 1
+    own = None if place.own_device is None or alone else (place.own_device,)
+    return Job(address, place.processes, place.process_id, own)
+
+
+def _on_kubernetes(timeout_s: float) -> Job:
+    """An indexed job's pods, as JAX reads them; else one process, which remembers if it leaves SLURM's nodes idle."""
+    if not (os.environ.get("KUBERNETES_SERVICE_HOST") and os.environ.get("JOB_COMPLETION_INDEX")):
+        return Job(warning=_idle_nodes())
     from jax._src.clusters import ClusterEnv
 
     try:
-        address, processes, process_id, local = ClusterEnv.auto_detect_unset_distributed_params(
+        address, processes, process_id, _ = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, int(timeout_s)
         )
     except (RuntimeError, ValueError, KeyError, IndexError) as error:
-        raise BadInput(f"the scheduler's variables: JAX can't read them ({' '.join(str(error).split())})") from None
+        raise BadInput(f"Kubernetes' variables: JAX can't read them ({' '.join(str(error).split())})") from None
     if address is None or processes is None or process_id is None:
         raise BadInput(
-            "the scheduler's variables are there, but JAX makes no job of them (on Kubernetes it needs jax[k8s]); "
-            "give --coordinator, --processes and --process-id"
+            "Kubernetes numbers this pod, but JAX makes no job of it without jax[k8s]; "
+            "install that, or give --coordinator, --processes and --process-id"
         )
-    if processes == 1 and max(steps, ranks) <= 1:
-        return Job()
-    if processes < max(steps, ranks) or not 0 <= process_id < processes:
-        raise BadInput(f"the scheduler's variables contradict each other: process {process_id} of {processes}")
-    # JAX would give every process a single device, though it be its host's only process or see no other.
-    alone = len(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")) == 1
-    own = tuple(local) if one_device and local and not alone else None
-    return Job(parse_address(address), processes, process_id, own)
+    return Job(parse_address(address), processes, process_id) if processes > 1 else Job()
 
 
-def _number(name: str) -> int:
-    """A scheduler's count, 0 where it isn't set; a run of one must not come of a variable that can't be read."""
-    text = os.environ.get(name, "")
-    if text and not text.isdecimal():
-        raise BadInput(f"{name}={text!r}: the scheduler's variable is no number; unset it, or give --coordinator")
-    return int(text or 0)
+def _idle_nodes() -> str | None:
+    """What to say of a SLURM allocation of several nodes in which this process was not started by srun."""
+    nodes = number("SLURM_JOB_NUM_NODES") or number("SLURM_NNODES") or 1
+    step = os.environ.get("SLURM_STEP_ID", "")
+    started_as_one = step.isdecimal() and int(step) < SPECIAL_STEPS
+    if nodes < 2 or started_as_one:
+        return None
+    return (
+        f"this SLURM allocation has {nodes} nodes, and this process uses the devices of one; "
+        "start it with srun to use all (configs/cluster/slurm.sbatch)"
+    )

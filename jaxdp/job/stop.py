@@ -6,11 +6,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SAME_REQUEST_S = 0.1  # `timeout`, a launcher and the terminal may each deliver one request: not a second one
+SHOW_CURSOR = b"\x1b[?25h"  # which a progress bar hides
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +26,18 @@ class StopFlag:
 
     In a run over many processes `agree` turns this one's exit code into that of all. Then reading the flag is a
     step that all take together, at the same places of the program, and what was read once stays.
+
+    `at_once`: there is nothing to save, and the first signal ends the process. Either way Python's KeyboardInterrupt is
+    kept out of XLA, which crashes when it is raised in a compilation.
     """
 
-    def __init__(self, agree: Callable[[int | None], int | None] | None = None) -> None:
+    def __init__(
+        self,
+        agree: Callable[[int | None], int | None] | None = None,
+        *,
+        at_once: bool = False,
+    ) -> None:
+        self._at_once = at_once
         self._own_code: int | None = None
         self._agreed_code: int | None = None
         self._agree = agree
@@ -79,12 +90,21 @@ class StopFlag:
 
     def _ask(self, number: int) -> None:
         now = time.monotonic()
+        if self._at_once:
+            _end(128 + number)
         if self._own_code is None:
             self._own_code, self._asked_at = 128 + number, now
             name = signal.Signals(number).name
             log.warning("%s: saving and stopping; a second signal ends the run at once, unsaved", name)
         elif now - self._asked_at > SAME_REQUEST_S:
-            os._exit(128 + number)
+            _end(128 + number)
+
+
+def _end(code: int) -> None:
+    with suppress(OSError):
+        if os.isatty(2):
+            os.write(2, SHOW_CURSOR)
+    os._exit(code)
 
 
 def _stay(number: int, frame: FrameType | None) -> None:

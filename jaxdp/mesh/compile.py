@@ -52,11 +52,12 @@ def build_step(
 
 
 def abstract_state(recipe: Recipe, layout: Layout) -> TrainState:
-    """Shapes, dtypes and shardings of the state."""
+    """Shapes, dtypes and shardings of the stored state."""
     return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        lambda leaf, placement, sharding: jax.ShapeDtypeStruct(placement.stored_shape, leaf.dtype, sharding=sharding),
         recipe.abstract_state(),
         layout.state,
+        layout.shardings(layout.state),
     )
 
 

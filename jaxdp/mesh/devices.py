@@ -4,12 +4,14 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from jaxdp.errors import BadInput
+from jaxdp.install import install_command
 
 HOST_DEVICES_WITHOUT_A_CHOICE = 4  # so that a laptop shows the strategy at work
 
@@ -44,7 +46,7 @@ def claim(count: int | None, hosts: Sequence[str] = ("this one",)) -> list[jax.D
     each = count // processes if count else HOST_DEVICES_WITHOUT_A_CHOICE if processes == 1 else 1
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         _make_host_devices(each)
-    devices = jax.devices()
+    devices = all_devices()
     if count is None and (processes > 1 or devices[0].platform != "cpu"):
         each = len(devices)
     first = [list(hosts).index(host) for host in hosts]  # of the processes on the same host
@@ -55,6 +57,27 @@ def claim(count: int | None, hosts: Sequence[str] = ("this one",)) -> list[jax.D
         remedy = "set JAX_NUM_CPU_DEVICES before the start" if kind == "cpu" else "ask for fewer"
         raise BadInput(f"--devices {count}: only {len(devices)} {kind} device(s) here; {remedy}")
     return [device for device in here if device in claimed]
+
+
+def all_devices() -> list[jax.Device]:
+    """Every process's; raises `BadInput` where JAX has none of the kind that `JAX_PLATFORMS` asks for."""
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        if not asked:
+            raise
+        reason = (str(error).splitlines() or [""])[0].partition(" (set JAX_PLATFORMS")[0].strip(" ;.")
+        plugin = f" (on NVIDIA GPUs JAX needs its plugin: {install_command('cuda12')})" if _lacks_cuda(asked) else ""
+        raise BadInput(
+            f"JAX_PLATFORMS={asked}: JAX starts no such device here{f': {reason}' if reason else ''}{plugin}; "
+            "unset it to take what there is, or set it to cpu"
+        ) from None
+
+
+def _lacks_cuda(asked: str) -> bool:
+    names = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins")
+    return asked.startswith(("cuda", "gpu")) and not any(find_spec(name) for name in names)
 
 
 def _of(devices: Sequence[jax.Device], process: int) -> list[jax.Device]:

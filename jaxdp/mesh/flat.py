@@ -2,7 +2,7 @@
 
 It exists to show what a cut inside a block costs (see `flat_layout`). A block with one owner takes one round,
 a masked sum in which only the owner's summand is not zero; a block with several takes one after the other.
-The parameters' tree has one leaf `blocks`, of `devices * piece_size` elements, instead of a tree of leaves.
+The parameters' tree has one leaf `blocks`, a vector of all elements, instead of a tree of leaves.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,7 @@ from jaxdp.parameter import Parameter
 from jaxdp.recipe import Recipe
 from jaxdp.stragglers.in_step import sleep_before
 from jaxdp.strategies.flat_layout import FlatLayout, flat_layout
-from jaxdp.strategies.rules import DATA_AXIS, ShardRule, Specs
+from jaxdp.strategies.rules import DATA_AXIS, Cut, ShardRule
 from jaxdp.task import Batch, Params, Unshard
 
 
@@ -42,9 +42,8 @@ def flat_unit(config: Config, devices: int) -> FlatUnit:
 def flat_rule(rule: ShardRule) -> ShardRule:
     """The rule with the flat vector cut over the data axis, whatever its size."""
 
-    def flat(parameter: Parameter, axis_sizes: Any) -> Specs:
-        cut = (DATA_AXIS,)
-        return Specs(cut, cut) if parameter.path == "blocks" else rule(parameter, axis_sizes)
+    def flat(parameter: Parameter, axis_sizes: Any) -> Cut:
+        return Cut(DATA_AXIS, DATA_AXIS) if parameter.path == "blocks" else rule(parameter, axis_sizes)
 
     return flat
 
@@ -78,15 +77,14 @@ def flat_recipe(recipe: Recipe, config: Config, devices: int) -> Recipe:
 
 
 def flatten(unit: FlatUnit, blocks: Params) -> jax.Array:
-    """Stacked leaves as one vector, block after block, padded with zeros."""
+    """Stacked leaves as one vector, block after block."""
     rows = [blocks[_name(leaf)].reshape(unit.layout.layers, -1) for leaf in unit.leaves]
-    return jnp.pad(jnp.concatenate(rows, axis=1).reshape(-1), (0, unit.layout.padding))
+    return jnp.concatenate(rows, axis=1).reshape(-1)
 
 
 def unflatten(unit: FlatUnit, vector: jax.Array) -> Params:
     """The stacked leaves of a whole flat vector."""
-    blocks = vector[: unit.layout.size].reshape(unit.layout.layers, unit.layout.block_size)
-    return jax.vmap(partial(unflatten_block, unit))(blocks)
+    return jax.vmap(partial(unflatten_block, unit))(vector.reshape(unit.layout.layers, unit.layout.block_size))
 
 
 def unflatten_block(unit: FlatUnit, block: jax.Array) -> Params:
@@ -174,7 +172,8 @@ def _flat_tx(config: Config, unit: FlatUnit, decaying: Collection[str]) -> optax
 
 
 def _decaying_places(unit: FlatUnit, decaying: Collection[str]) -> jax.Array:
-    first = jax.lax.axis_index(DATA_AXIS) * unit.layout.piece_size
+    # On one device nothing is cut, and so nothing may vary.
+    first = jax.lax.axis_index(DATA_AXIS) * unit.layout.piece_size if unit.layout.devices > 1 else 0
     place = (first + jnp.arange(unit.layout.piece_size)) % unit.layout.block_size
     decays, start = jnp.ones_like(place, dtype=bool), 0
     for leaf in unit.leaves:

@@ -1,4 +1,4 @@
-"""Where each leaf of the train state lives: a rule's specs as trees of `PartitionSpec`s."""
+"""Where each leaf of the train state lives: a rule's cuts as trees of `Placement`s."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +8,14 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.recipe import Recipe, TrainState
+from jaxdp.strategies.placement import Placement, place
 from jaxdp.strategies.rules import ShardRule
 from jaxdp.task import Params, by_path
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Trees of `PartitionSpec`s shaped like the state: the parameters', and the optimizer's for its work on them."""
+    """Trees of `Placement`s shaped like the state: the parameters', and the optimizer's for its work on them."""
 
     mesh: Mesh
     params: Any
@@ -37,39 +38,52 @@ class Layout:
         each = rows // self.mesh.size
         return slice(own[0] * each, (own[-1] + 1) * each)
 
-    def shardings(self, specs: Any) -> Any:
-        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
-
     @property
     def state(self) -> TrainState:
-        """The shardings of a whole train state."""
-        scalar: Any = PartitionSpec()
-        return self.shardings(TrainState(scalar, self.params, self.opt_state))
+        """The placements of a whole train state."""
+        scalar: Any = Placement(())
+        return TrainState(scalar, self.params, self.opt_state)
+
+    def shardings(self, placements: Any) -> Any:
+        return jax.tree.map(lambda leaf: NamedSharding(self.mesh, PartitionSpec(*leaf.spec)), placements)
+
+    def put(self, tree: Any, placements: Any) -> Any:
+        """Logical arrays of the host, or of one device, stored on the mesh."""
+        return jax.device_put(store(tree, placements), self.shardings(placements))
 
 
 def make_layout(recipe: Recipe, rule: ShardRule, mesh: Mesh) -> Layout:
-    """The layout of a recipe's state under a rule; every optimizer leaf follows its parameter's optimizer spec."""
+    """The layout of a recipe's state under a rule; every optimizer leaf follows its parameter's optimizer placement."""
     params = recipe.task.abstract_params
     axis_sizes = dict(mesh.shape)
-    specs = {parameter.path: rule(parameter, axis_sizes) for parameter in recipe.task.parameters}
-    optimizer = _spread(params, {path: PartitionSpec(*spec.optimizer) for path, spec in specs.items()})
+    placed = {
+        parameter.path: place(parameter, rule(parameter, axis_sizes), axis_sizes)
+        for parameter in recipe.task.parameters
+    }
+    optimizer = _spread(params, {path: leaf.optimizer for path, leaf in placed.items()})
     opt_state = optax.tree_map_params(
         recipe.tx,
-        lambda _, spec: spec,
+        lambda _, placement: placement,
         jax.eval_shape(recipe.tx.init, params),
         optimizer,
-        transform_non_params=lambda _: PartitionSpec(),
+        transform_non_params=lambda leaf: Placement(leaf.shape),
     )
-    return Layout(
-        mesh=mesh,
-        params=_spread(params, {path: PartitionSpec(*spec.params) for path, spec in specs.items()}),
-        optimizer=optimizer,
-        opt_state=opt_state,
-    )
+    return Layout(mesh, _spread(params, {path: leaf.params for path, leaf in placed.items()}), optimizer, opt_state)
 
 
-def spec_axes(spec: PartitionSpec) -> tuple[str, ...]:
-    return tuple(axis for axis in spec if axis is not None)
+def store(tree: Any, placements: Any) -> Any:
+    """The stored arrays of a tree of logical ones."""
+    return jax.tree.map(lambda leaf, placement: placement.store(leaf), tree, placements)
+
+
+def logical(tree: Any, placements: Any) -> Any:
+    """The logical arrays of a tree of stored ones."""
+    return jax.tree.map(lambda leaf, placement: placement.logical(leaf), tree, placements)
+
+
+def specs(placements: Any) -> Any:
+    """A tree of `PartitionSpec`s."""
+    return jax.tree.map(lambda placement: PartitionSpec(*placement.spec), placements)
 
 
 def _spread(like: Params, values: dict[str, Any]) -> Any:

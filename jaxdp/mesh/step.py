@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdp.mesh.layout import Layout, spec_axes
+from jaxdp.errors import BadInput
+from jaxdp.mesh.layout import Layout, specs, store
 from jaxdp.mesh.unshard import make_unshard
 from jaxdp.recipe import Recipe, TrainState
 from jaxdp.stragglers.in_step import DeviceClocks, note_start, sleep_rest
+from jaxdp.strategies.placement import Placement
 from jaxdp.task import Batch, Params
 
 
@@ -84,11 +86,12 @@ def make_step(
         return new, StepMetrics(loss, norm, sums.units, learning_rate)
 
     scalar: Any = NamedSharding(layout.mesh, PartitionSpec())
-    jitted_init = jax.jit(recipe.init_state, out_shardings=layout.state)
+    shardings = layout.shardings(layout.state)
+    jitted_init = jax.jit(lambda key: store(recipe.init_state(key), layout.state), out_shardings=shardings)
     return MeshStep(
         layout=layout,
         init=lambda seed: jitted_init(jax.random.key(seed)),
-        step=jax.jit(step, donate_argnums=0, out_shardings=(layout.state, StepMetrics(*[scalar] * 4))),
+        step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, StepMetrics(*[scalar] * 4))),
         evaluate=jax.jit(make_evaluate(recipe, layout)),
     )
 
@@ -103,12 +106,18 @@ def make_gradients(
 
     def local(params: Params, batch: Batch) -> Sums:
         # Varying over every axis, or the transpose would reduce a replicated leaf once a block and microbatch.
-        params = jax.tree.map(lambda leaf, spec: _vary(leaf, _others(layout.axes, spec)), params, layout.params)
+        params = jax.tree.map(lambda leaf, place: _vary(leaf, _others(layout.axes, place)), params, layout.params)
 
         def micro(part: Batch) -> Sums:
-            (total, units), grads = jax.value_and_grad(
-                lambda p: _as_sums(task.loss_sum(p, part, unshard, train=True), layout.axes), has_aux=True
-            )(params)
+            def loss(params: Params) -> tuple[jax.Array, jax.Array]:
+                return _as_sums(task.loss_sum(params, part, unshard, train=True), layout.axes)
+
+            try:
+                (total, units), grads = jax.value_and_grad(loss, has_aux=True)(params)
+            except (TypeError, ValueError) as error:
+                if not any(leaf.axis for leaf in jax.tree.leaves(layout.params)):
+                    raise
+                raise BadInput(_unfit_for_shards(error)) from error
             return Sums(grads, total, units)
 
         nothing = _vary(jnp.zeros(()), layout.axes)
@@ -123,8 +132,16 @@ def make_gradients(
     return jax.shard_map(
         local,
         mesh=layout.mesh,
-        in_specs=(layout.params, layout.batch),
-        out_specs=Sums(layout.optimizer, scalar, scalar),
+        in_specs=(specs(layout.params), layout.batch),
+        out_specs=Sums(specs(layout.optimizer), scalar, scalar),
+    )
+
+
+def _unfit_for_shards(error: Exception) -> str:
+    return (
+        f"task: its loss fails on parameters that are cut ({str(error).splitlines()[0].rstrip('.')}); they arrive as "
+        "flat vectors: let unshard give them their shapes, and name the subtrees that a scan takes layer by layer in "
+        "Task.blocks"
     )
 
 
@@ -152,12 +169,36 @@ def make_update(recipe: Recipe, layout: Layout) -> Any:
         return descend(params, direction, learning_rate), opt_state, norm
 
     scalar = PartitionSpec()
-    return jax.shard_map(
+    shards, opt_state_specs = specs(layout.optimizer), specs(layout.opt_state)
+    on_shards = jax.shard_map(
         local,
         mesh=layout.mesh,
-        in_specs=(layout.optimizer, layout.opt_state, layout.optimizer, scalar, scalar),
-        out_specs=(layout.optimizer, layout.opt_state, scalar),
+        in_specs=(shards, opt_state_specs, shards, scalar, scalar),
+        out_specs=(shards, opt_state_specs, scalar),
     )
+
+    def update(
+        params: Params, opt_state: Any, grads: Params, units: jax.Array, learning_rate: jax.Array
+    ) -> tuple[Params, Any, jax.Array]:
+        views = jax.tree.map(_optimizer_view, params, layout.params, layout.optimizer)
+        views, opt_state, norm = on_shards(views, opt_state, grads, units, learning_rate)
+        renewed = jax.tree.map(lambda *leaf: _renewed(layout.mesh, *leaf), views, layout.params, layout.optimizer)
+        return renewed, opt_state, norm
+
+    return update
+
+
+def _optimizer_view(leaf: jax.Array, params: Placement, optimizer: Placement) -> jax.Array:
+    """A stored parameter as the optimizer sees it: where it is whole, as the vector that its state is."""
+    return leaf if params == optimizer else optimizer.store(leaf)
+
+
+def _renewed(mesh: Mesh, leaf: jax.Array, params: Placement, optimizer: Placement) -> jax.Array:
+    """The stored parameter of the optimizer's new shards: gathered as one vector where it is to be whole."""
+    if params == optimizer:
+        return leaf
+    whole = NamedSharding(mesh, PartitionSpec())
+    return optimizer.logical(jax.lax.with_sharding_constraint(leaf, whole))
 
 
 def clip(grads: Params, norm: jax.Array, limit: float) -> Params:
@@ -182,26 +223,23 @@ def make_evaluate(recipe: Recipe, layout: Layout) -> Any:
     return jax.shard_map(
         local,
         mesh=layout.mesh,
-        in_specs=(layout.params, layout.batch),
+        in_specs=(specs(layout.params), layout.batch),
         out_specs=(PartitionSpec(), PartitionSpec()),
     )
 
 
 def _reduce(sums: Sums, layout: Layout) -> Sums:
-    """Sums over the axes that a leaf's spec does not name: scattered where the optimizer's spec names the axis.
+    """Sums over the axes that don't cut a leaf's parameters: scattered over the one that cuts its optimizer state.
 
     All leaves that are summed whole over the same axes travel in one collective, the scalars with them.
     """
     leaves, structure = jax.tree.flatten(sums.grads)
-    specs = zip(jax.tree.leaves(layout.params), jax.tree.leaves(layout.optimizer), strict=True)
+    placements = zip(jax.tree.leaves(layout.params), jax.tree.leaves(layout.optimizer), strict=True)
     whole: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for index, (param_spec, optimizer_spec) in enumerate(specs):
-        scattered = [axis for axis in spec_axes(optimizer_spec) if axis not in param_spec]
-        for axis in scattered:
-            dim = optimizer_spec.index(axis)
-            leaves[index] = jax.lax.psum_scatter(leaves[index], axis, scatter_dimension=dim, tiled=True)
-        summed = tuple(axis for axis in _others(layout.axes, param_spec) if axis not in scattered)
-        if summed:
+    for index, (params, optimizer) in enumerate(placements):
+        if optimizer.axis and not params.axis:
+            leaves[index] = jax.lax.psum_scatter(optimizer.store(leaves[index]), optimizer.axis, tiled=True)
+        if summed := _others(layout.axes, optimizer):
             whole[summed].append(index)
     leaves += [sums.loss, sums.units]
     whole[layout.axes] += [len(leaves) - 2, len(leaves) - 1]
@@ -213,17 +251,17 @@ def _reduce(sums: Sums, layout: Layout) -> Sums:
     return Sums(jax.tree.unflatten(structure, grads), loss, units)
 
 
-def _global_norm(grads: Params, specs: Any) -> jax.Array:
-    """The norm over all shards: squares are summed over just the axes that cut a leaf."""
-    squares: dict[tuple[str, ...], list[jax.Array]] = defaultdict(list)
-    for leaf, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
-        squares[spec_axes(spec)].append(jnp.sum(jnp.square(leaf)))
-    totals = {axes: jnp.sum(jnp.stack(parts)) for axes, parts in squares.items()}
-    return jnp.sqrt(sum((jax.lax.psum(t, axes) if axes else t for axes, t in totals.items()), jnp.zeros(())))
+def _global_norm(grads: Params, placements: Any) -> jax.Array:
+    """The norm over all shards: squares are summed over just the axis that cuts a leaf."""
+    squares: dict[str | None, list[jax.Array]] = defaultdict(list)
+    for leaf, placement in zip(jax.tree.leaves(grads), jax.tree.leaves(placements), strict=True):
+        squares[placement.axis].append(jnp.sum(jnp.square(leaf)))
+    totals = {axis: jnp.sum(jnp.stack(parts)) for axis, parts in squares.items()}
+    return jnp.sqrt(sum((jax.lax.psum(t, axis) if axis else t for axis, t in totals.items()), jnp.zeros(())))
 
 
-def _others(axes: Sequence[str], spec: PartitionSpec) -> tuple[str, ...]:
-    return tuple(axis for axis in axes if axis not in spec)
+def _others(axes: Sequence[str], placement: Placement) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis != placement.axis)
 
 
 def _as_sums(loss_and_units: tuple[Any, Any], axes: tuple[str, ...]) -> tuple[jax.Array, jax.Array]:

@@ -28,6 +28,7 @@ from jaxdp.workload import refuse_prediction
 if TYPE_CHECKING:
     from jaxdp.stragglers.delays import Delays
 
+
 @dataclass(frozen=True)
 class Advice:
     recommendation: str | None
@@ -87,7 +88,7 @@ def assumptions(hardware: Hardware) -> tuple[str, ...]:
         )
     gpu = any(group.platform == "gpu" for group in hardware.groups)
     share = hardware.usable_bytes / hardware.memory_bytes
-    why = "as JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise" if gpu else "the rest is the runtime's"
+    why = "as a run takes (XLA_PYTHON_CLIENT_MEM_FRACTION)" if gpu else "the rest is the runtime's"
     overlap = "gathers overlap the block before; reductions after the backward pass overlap nothing"
     origin = (
         "rates are fitted to published runs of other stacks; jaxdp's own overlap and recomputation follow from its"
@@ -98,9 +99,7 @@ def assumptions(hardware: Hardware) -> tuple[str, ...]:
     return f"{share:.0%} of a device's memory is used, {why}", overlap, origin
 
 
-def advise(
-    config: Config, hardware: Hardware, delays: "Delays | None" = None, origin: Sequence[str] = ()
-) -> Advice:
+def advise(config: Config, hardware: Hardware, delays: "Delays | None" = None, origin: Sequence[str] = ()) -> Advice:
     """Predicts every strategy on the cluster, under the delays of an unevenness SPEC if one is given.
 
     `origin` are the arguments that made the config, for the command lines (`--config`, `--set`).
@@ -152,9 +151,9 @@ def _command(row: Row, config: Config, hardware: Hardware, origin: Sequence[str]
         return None
     words = ["jaxdp", "train", *origin, "--strategy", row.strategy]
     own = config.train
-    changed = {"accumulation": row.accumulation != own.accumulation, "global_batch": row.global_batch != own.global_batch}
-    for key in (key for key, differs in changed.items() if differs):
-        words += ["--set", f"train.{key}={getattr(row, key)}"]
+    for key in ("accumulation", "global_batch"):
+        if (value := getattr(row, key)) != getattr(own, key):
+            words += ["--set", f"train.{key}={value}"]
     if hardware.hosts > 1:
         words = ["srun", f"--ntasks={hardware.hosts}", "--ntasks-per-node=1", *words]
     return shlex.join(words)

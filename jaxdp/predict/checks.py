@@ -9,11 +9,12 @@ from jaxdp.models.shapes import parameters
 from jaxdp.predict.sharding import Leaf, Shards, mesh_config, mesh_devices, workers
 from jaxdp.strategies.flat_layout import flat_layout
 from jaxdp.strategies.rows import shard_group
-from jaxdp.strategies.rules import Cut, Spec
+from jaxdp.strategies.rules import Cut
 from jaxdp.units import bytes_text
 
 REPLICATED_TOLERANCE = 0.02
 REPLICATED_NAMED = 5
+PADDING_TOLERANCE = 0.01  # of the state
 
 
 @dataclass(frozen=True)
@@ -90,59 +91,33 @@ def blocks(config: Config, devices: int) -> Iterator[Diagnostic]:
 
 
 def specs(leaf: Leaf, placed: Shards) -> Iterator[Diagnostic]:
-    """A rule's mistakes, and cuts that leave shards of different sizes."""
-    for kind, spec in (("", leaf.params), ("optimizer state of ", leaf.optimizer)):
-        if kind and spec == leaf.params:
-            continue
-        if problem := _spec_problem(leaf, spec, placed):
-            yield Diagnostic(
-                "bad_spec",
-                "error",
-                f"{kind}{leaf.path}: its spec {_spec_text(spec)} {problem}",
-                f"name each of the mesh's axes ({', '.join(placed.axes)}) at most once, one entry a dim",
-                leaf.path,
-            )
-            continue
-        for dim, axis in enumerate(spec):
-            if axis and leaf.parameter.shape[dim] % placed.axes[axis]:
-                size, cuts = leaf.parameter.shape[dim], placed.axes[axis]
-                yield Diagnostic(
-                    "uneven",
-                    "warning",
-                    f"{kind}{leaf.path}: dim {dim} of {size} in {cuts} gives uneven shards (up to {-(-size // cuts)})",
-                    f"make it a multiple of {cuts}, or cut another dim",
-                    leaf.path,
-                )
+    """A rule's mistakes."""
+    axes = ", ".join(placed.axes)
+    if lacking := [axis for axis in leaf.cut if axis and axis not in placed.axes]:
+        problem = f"is cut over axis {lacking[0]!r}, which the mesh lacks", f"name one of the mesh's axes ({axes})"
+    elif leaf.cut.params and leaf.cut.optimizer != leaf.cut.params:
+        where = f"over {leaf.cut.optimizer}" if leaf.cut.optimizer else "nowhere"
+        problem = f"is cut over {leaf.cut.params}, its optimizer state {where}", "cut both over the same axis"
+    else:
+        return
+    yield Diagnostic("bad_spec", "error", f"{leaf.path} {problem[0]}", problem[1], leaf.path)
 
 
-def _spec_problem(leaf: Leaf, spec: Spec, placed: Shards) -> str | None:
-    named = [axis for axis in spec if axis]
-    if len(spec) != len(leaf.parameter.shape):
-        return f"has {len(spec)} entries for {len(leaf.parameter.shape)} dims"
-    if lacking := [axis for axis in named if axis not in placed.axes]:
-        return f"names axis {lacking[0]!r}, which the mesh lacks"
-    if twice := [axis for axis in named if named.count(axis) > 1]:
-        return f"names axis {twice[0]!r} twice"
-    if leaf.parameter.in_blocks and spec[0]:
-        return "cuts the layers, so that whole blocks lie on single devices"
-    return None
-
-
-def undivided(config: Config, placed: Shards) -> Iterator[Diagnostic]:
-    """Leaves that the strategy means to shard and no dim of which the mesh divides."""
-    cuts = _meant_to_cut(config, placed)
-    for leaf in placed.leaves:
-        spec = leaf.params if "params" in cuts else leaf.optimizer
-        if not cuts or any(spec) or not _worth_cutting(config, leaf) or _divisible(leaf, placed):
-            continue
-        size = max(placed.axes.values()) if len(placed.axes) == 1 else placed.axes["data"]
-        yield Diagnostic(
-            "undivided_dim",
-            "warning",
-            f"{leaf.path}: no dim of {leaf.parameter.shape} is a multiple of {size}, so it stays replicated",
-            f"make one a multiple of {size}",
-            leaf.path,
-        )
+def uneven(config: Config, placed: Shards) -> Iterator[Diagnostic]:
+    """Padding that counts: the vectors of a small model's layers, filled up for many devices."""
+    share = placed.padding_bytes / placed.state_bytes
+    if share <= PADDING_TOLERANCE:
+        return
+    worst = max(placed.leaves, key=lambda leaf: leaf.padding_bytes)
+    held = worst.params if worst.params.padding else worst.optimizer
+    yield Diagnostic(
+        "uneven",
+        "warning",
+        f"{share:.1%} of the state per device is padding: {worst.path} has {held.layer_size} elements"
+        f"{' a layer' if held.layered else ''} in {held.pieces} pieces of {held.piece_size}",
+        "use fewer devices, a shard group (hsdp), or raise strategy.min_shard_bytes",
+        worst.path,
+    )
 
 
 def replicated(config: Config, placed: Shards) -> Iterator[Diagnostic]:
@@ -151,46 +126,35 @@ def replicated(config: Config, placed: Shards) -> Iterator[Diagnostic]:
     total = sum(leaf.parameter.bytes + leaf.optimizer_bytes for leaf in placed.leaves)
     whole: dict[Leaf, int] = {}
     for leaf in placed.leaves:
-        held = leaf.parameter.bytes if "params" in cuts and not any(leaf.params) else 0
-        held += leaf.optimizer_bytes if "optimizer" in cuts and not any(leaf.optimizer) else 0
+        held = leaf.parameter.bytes if "params" in cuts and not leaf.params.axis else 0
+        held += leaf.optimizer_bytes if "optimizer" in cuts and not leaf.optimizer.axis else 0
         if held:
             whole[leaf] = held
     share = sum(whole.values()) / total
     over = share > REPLICATED_TOLERANCE
-    mistaken = [leaf for leaf in whole if _worth_cutting(config, leaf) and _divisible(leaf, placed)]
+    mistaken = [leaf for leaf in whole if leaf.parameter.bytes >= config.strategy.min_shard_bytes]
     named = sorted(whole if over else mistaken, key=lambda leaf: -whole[leaf])[:REPLICATED_NAMED]
     for leaf in named:
-        both = "params" in cuts and not any(leaf.params) and not any(leaf.optimizer)
-        what = "" if both else "optimizer state of " if any(leaf.params) or "params" not in cuts else "parameter "
+        both = "params" in cuts and not leaf.optimizer.axis
+        what = "" if both else "parameter " if "params" in cuts else "optimizer state of "
         yield Diagnostic(
             "replicated",
             "warning",
             f"{what}{leaf.path} stays whole on every device: {bytes_text(whole[leaf])} of the"
             f" {bytes_text(sum(whole.values()))} ({share:.1%} of the state) that is replicated",
-            "it can be cut: name an axis in its rule"
-            if leaf in mistaken
-            else "lower strategy.min_shard_bytes, or use dims that the devices divide",
+            "it can be cut: name an axis in its rule" if leaf in mistaken else "lower strategy.min_shard_bytes",
             leaf.path,
         )
 
 
 def _meant_to_cut(config: Config, placed: Shards) -> frozenset[str]:
-    """Which of "params" and "optimizer" the strategy, or else the specs themselves, mean to shard."""
+    """Which of "params" and "optimizer" the strategy, or else the cuts themselves, mean to shard."""
     if placed.axes.get("data", 1) == 1:
         return frozenset()
     cut = mesh_config(config).strategy.row.cut or Cut()
-    params = cut.params is not None or any(any(leaf.params) for leaf in placed.leaves)
-    optimizer = params or cut.optimizer is not None or any(any(leaf.optimizer) for leaf in placed.leaves)
+    params = cut.params is not None or any(leaf.params.axis for leaf in placed.leaves)
+    optimizer = params or cut.optimizer is not None or any(leaf.optimizer.axis for leaf in placed.leaves)
     return frozenset(kind for kind, meant in (("params", params), ("optimizer", optimizer)) if meant)
-
-
-def _worth_cutting(config: Config, leaf: Leaf) -> bool:
-    return leaf.parameter.bytes >= config.strategy.min_shard_bytes
-
-
-def _divisible(leaf: Leaf, placed: Shards) -> bool:
-    dims = leaf.parameter.shape[1 if leaf.parameter.in_blocks else 0 :]
-    return any(dim % placed.axes["data"] == 0 for dim in dims)
 
 
 def memory(config: Config, needed: int, memory_bytes: int | None) -> Iterator[Diagnostic]:
@@ -209,7 +173,3 @@ def _memory_remedy(config: Config) -> str:
     if not config.strategy.row.shards_parameters and config.strategy.name != "ps":
         return "use --strategy fsdp, or more microbatches (train.accumulation)"
     return "use more devices or more microbatches (train.accumulation)"
-
-
-def _spec_text(spec: Spec) -> str:
-    return "(" + ", ".join(axis or "-" for axis in spec) + ")"

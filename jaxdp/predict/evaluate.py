@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.config import Config
+from jaxdp.models.shapes import train_flops_per_token
 from jaxdp.predict.calibrated.rates import OWN_STACK
 from jaxdp.predict.compute import compute_dtype
 from jaxdp.predict.cost import StepCost, mesh_cost
@@ -37,6 +38,7 @@ class Row:
     cost: StepCost
     tokens_per_second: float
     bottleneck: str
+    mfu_percent: float | None  # None where the devices' peak is not known
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -54,7 +56,9 @@ class Row:
                 "waiting": self.cost.waiting_s,
                 "total": self.cost.total_s,
             },
+            "step_parts_s": dict(self.cost.parts),
             "tokens_per_second": self.tokens_per_second,
+            "mfu_percent": self.mfu_percent,
             "bytes_sent_per_device": self.cost.moved_bytes,
             "bottleneck": self.bottleneck,
         }
@@ -101,7 +105,16 @@ def evaluate(
         cost=cost,
         tokens_per_second=units_per_batch(config) / cost.total_s,
         bottleneck=_bottleneck(config, hardware, cost) if fits else _too_large(needed, usable),
+        mfu_percent=_mfu_percent(config, hardware, units_per_batch(config) / cost.total_s),
     )
+
+
+def _mfu_percent(config: Config, hardware: Hardware, tokens_per_second: float) -> float | None:
+    """Of the bfloat16 peaks, causal attention counted whole, as `jaxdp bench` has it; None without a data sheet."""
+    if not hardware.calibrated:
+        return None
+    peak = sum(group.flops * group.total_devices for group in hardware.groups)
+    return 100 * train_flops_per_token(config.model) * tokens_per_second / peak
 
 
 def as_run(config: Config, hardware: Hardware, name: str) -> tuple[Config, Memory]:

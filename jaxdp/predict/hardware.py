@@ -5,7 +5,6 @@ Units: FLOP/s, bytes, bytes/s one way a device, seconds.
 
 import difflib
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.config import read_toml
+from jaxdp.device_memory import memory_share
 from jaxdp.errors import BadInput
 from jaxdp.predict.calibrated.rates import OWN_STACK, Network, Rates, Stack, shipped, usable_bytes
 from jaxdp.predict.network import COLLECTIVES, Link
@@ -23,7 +23,6 @@ Rounds = tuple[tuple[float, float], ...]  # (bytes, seconds) of a round, by size
 
 MAX_DEVICES = 2**15
 USABLE = 0.9  # of a device's memory; the rest is left to the runtime and to fragmentation
-JAX_SHARE = 0.75
 HOST_BANDWIDTH = 31e9  # PCIe 4.0 x16, one way
 HOST_MEMORY_BANDWIDTH = 200e9  # assumed: eight channels of DDR4-3200
 
@@ -130,11 +129,11 @@ class Hardware:
 
     @property
     def usable_bytes(self) -> int:
-        """What a step may take of a device: the stack's share of it, JAX's as `jax_memory_share` says."""
+        """What a step may take of a device: the stack's share of it, or what jaxdp has JAX take."""
         if self.stack != OWN_STACK:
             return int(usable_bytes(self.memory_bytes, self.profile))
         gpu = any(group.platform == "gpu" for group in self.groups)
-        return int((jax_memory_share() if gpu else USABLE) * self.memory_bytes)
+        return int((memory_share() if gpu else USABLE) * self.memory_bytes)
 
     @property
     def profile(self) -> Stack:
@@ -168,21 +167,6 @@ class Hardware:
     @property
     def devices_per_host(self) -> int:
         return min(group.devices for group in self.groups)
-
-
-def jax_memory_share() -> float:
-    """The share of a GPU's memory that JAX takes: three quarters, unless the environment says otherwise.
-
-    Source: JAX's documentation, GPU memory allocation.
-    """
-    text = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or os.environ.get("XLA_CLIENT_MEM_FRACTION") or ""
-    try:
-        share = float(text or JAX_SHARE)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise BadInput(f"XLA_PYTHON_CLIENT_MEM_FRACTION={text}: expected a share above 0, at most 1")
-    return share
 
 
 def preset(name: str) -> HostGroup:

@@ -166,9 +166,9 @@ def parts(config: Config, placed: Shards, sequences: int, value_bytes: int, plat
         outer_gradients=sum(leaf.shard_bytes for leaf in outer),
         reduced=sum(leaf.gradient_shard_bytes for leaf in placed.leaves),
         block_whole=sum(leaf.parameter.bytes for leaf in blocks) / model.layers,
-        block_gathered=sum(leaf.parameter.bytes for leaf in blocks if any(leaf.params)) / model.layers,
+        block_gathered=sum(leaf.parameter.bytes for leaf in blocks if leaf.params.axis) / model.layers,
         head_whole=head.parameter.bytes,
-        head_gathered=head.parameter.bytes if any(head.params) else 0,
+        head_gathered=head.parameter.bytes if head.params.axis else 0,
         accumulated=held if config.train.accumulation > 1 else 0,
     )
 

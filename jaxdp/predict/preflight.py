@@ -3,6 +3,7 @@
 `preflight` returns every finding; `require` stops a run that has an error nobody allowed.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,16 +17,18 @@ from jaxdp.predict.sharding import Leaf, shards
 from jaxdp.strategies.rules import ShardRule
 
 ERRORS = ("block_split", "batch_undivided", "group_undivided", "bad_spec", "memory", "unplanned_collective")
-WARNINGS = ("replicated", "uneven", "undivided_dim")
+WARNINGS = ("replicated", "uneven")
+FORMER = ("undivided_dim",)  # allowed still, though any count of devices divides now
 NO_PROGRAM = ("batch_undivided", "group_undivided", "bad_spec")  # a check may let them pass, a run cannot
 
 
 @dataclass(frozen=True)
 class Report:
-    """`ok` when no finding is an error. `parameters` has a row for each leaf; bytes are a device's.
+    """`ok` when every error is `allowed`. `parameters` has a row for each leaf; bytes are a device's.
 
-    `state_bytes` (parameters, gradients, optimizer) is exact. `memory_bytes` is what a step needs: None for a user's
-    task that was not compiled. `compiled` is the program's collectives and memory, where it was compiled.
+    `state_bytes` (parameters, gradients, optimizer) is exact, `padding_bytes` what of it is padding.
+    `memory_bytes` is what a step needs: None for a user's task that was not compiled. `compiled` is the program's
+    collectives and memory, where it was compiled.
     """
 
     devices: int
@@ -34,10 +37,13 @@ class Report:
     memory_bytes: int | None
     compiled: dict[str, Any] | None = None
     state_bytes: int | None = None
+    padding_bytes: int | None = None
+    strategy: str = ""
+    allowed: frozenset[str] = frozenset()
 
     @property
     def ok(self) -> bool:
-        return all(finding.severity != "error" for finding in self.findings)
+        return all(finding.severity != "error" or finding.name in self.allowed for finding in self.findings)
 
     @property
     def runs(self) -> bool:
@@ -54,10 +60,12 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
+            "strategy": self.strategy,
             "devices": self.devices,
             "findings": [asdict(finding) for finding in self.findings],
             "parameters": list(self.parameters),
             "state_bytes": self.state_bytes,
+            "padding_bytes": self.padding_bytes,
             "memory_bytes": self.memory_bytes,
             "unknown": list(self.unknown),
             "compiled": self.compiled,
@@ -83,7 +91,7 @@ def preflight(
     if config.strategy.name == "ps" and server.engine == "ray" and server.workers:
         devices = server.workers * server.devices_per_worker  # the cluster's; this process has its own
     if group := checks.group_undivided(config, devices, hosts):
-        return Report(devices, (group,), (), None)
+        return Report(devices, (group,), (), None, strategy=config.strategy.name)
     placed = shards(config, devices, hosts, rule)
     platform = platform or ("cpu" if memory_bytes is None else "gpu")
     state = placed.state_bytes
@@ -92,12 +100,20 @@ def preflight(
         *checks.batch(config, devices),
         *checks.blocks(config, devices),
         *(finding for leaf in placed.leaves for finding in checks.specs(leaf, placed)),
-        *checks.undivided(config, placed),
+        *checks.uneven(config, placed),
         *checks.replicated(config, placed),
         *checks.memory(config, needed or state, memory_bytes),
     )
     rows = tuple(_row(leaf) for leaf in placed.leaves)
-    return Report(devices, findings, rows, needed, state_bytes=state)
+    return Report(
+        devices,
+        findings,
+        rows,
+        needed,
+        state_bytes=state,
+        padding_bytes=placed.padding_bytes,
+        strategy=config.strategy.name,
+    )
 
 
 def require(report: Report, allow: Iterable[str] = ()) -> None:
@@ -114,7 +130,7 @@ def require(report: Report, allow: Iterable[str] = ()) -> None:
 def check_allowed(names: Iterable[str]) -> frozenset[str]:
     """The names, if each is a finding's; else `BadInput`."""
     names = frozenset(names)
-    if unknown := sorted(names - {*ERRORS, *WARNINGS}):
+    if unknown := sorted(names - {*ERRORS, *WARNINGS, *FORMER}):
         raise BadInput(f"--allow {unknown[0]}: no such finding; known: {', '.join((*ERRORS, *WARNINGS))}")
     return names
 
@@ -124,9 +140,11 @@ def _row(leaf: Leaf) -> dict[str, Any]:
         "parameter": leaf.path,
         "shape": list(leaf.parameter.shape),
         "bytes": leaf.parameter.bytes,
-        "spec": list(leaf.params),
-        "shard_shape": list(leaf.shard_shape),
+        "stored_shape": list(leaf.params.stored_shape),
+        "spec": list(leaf.params.spec),
+        "shard_shape": list(leaf.params.shard_shape),
         "shard_bytes": leaf.shard_bytes,
-        "optimizer_spec": list(leaf.optimizer),
+        "optimizer_spec": list(leaf.optimizer.spec),
         "optimizer_shard_bytes": leaf.optimizer_shard_bytes,
+        "padding_bytes": math.ceil(leaf.padding_bytes),
     }

@@ -1,4 +1,4 @@
-"""What every device holds of every parameter: the rule's `Specs` turned into shard shapes and bytes."""
+"""What every device holds of every parameter: the rule's cuts turned into placements and bytes."""
 
 import math
 from collections.abc import Mapping
@@ -9,19 +9,19 @@ from jaxdp.config import Config, OptimConfig
 from jaxdp.errors import BadInput
 from jaxdp.parameter import PARAMETER_BYTES, Parameter
 from jaxdp.strategies.flat_layout import flat_layout
-from jaxdp.strategies.rules import DATA_AXIS, ShardRule, Spec, Specs
+from jaxdp.strategies.placement import Placement, place
+from jaxdp.strategies.rules import DATA_AXIS, Cut, ShardRule
 from jaxdp.workload import parameters
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One parameter under a rule. `optimizer_slots` arrays share its shape and the optimizer's spec."""
+    """One parameter as a rule cuts it. `optimizer_slots` arrays lie as `optimizer` says."""
 
     parameter: Parameter
-    params: Spec
-    optimizer: Spec
-    shard_shape: tuple[int, ...]
-    optimizer_shard_shape: tuple[int, ...]
+    cut: Cut
+    params: Placement
+    optimizer: Placement
     optimizer_slots: int
 
     @property
@@ -30,12 +30,18 @@ class Leaf:
 
     @property
     def shard_bytes(self) -> int:
-        return math.prod(self.shard_shape) * PARAMETER_BYTES
+        return math.prod(self.params.shard_shape) * PARAMETER_BYTES
 
     @property
     def gradient_shard_bytes(self) -> int:
-        """A reduced gradient has the optimizer's spec."""
-        return math.prod(self.optimizer_shard_shape) * PARAMETER_BYTES
+        """A reduced gradient lies as the optimizer's state does."""
+        return math.prod(self.optimizer.shard_shape) * PARAMETER_BYTES
+
+    @property
+    def padding_bytes(self) -> float:
+        """A device's mean share of the zeros that fill its state up: parameter, gradient and optimizer."""
+        arrays = ((self.params, 2), (self.optimizer, self.optimizer_slots))
+        return PARAMETER_BYTES * sum(n * leaf.layers * leaf.padding / leaf.pieces for leaf, n in arrays)
 
     @property
     def optimizer_bytes(self) -> int:
@@ -56,6 +62,11 @@ class Shards(NamedTuple):
     def state_bytes(self) -> int:
         """Of a device: parameters, gradients in their layout, and optimizer state."""
         return sum(2 * leaf.shard_bytes + leaf.optimizer_shard_bytes for leaf in self.leaves)
+
+    @property
+    def padding_bytes(self) -> int:
+        """Of `state_bytes`, a device's mean share of padding, rounded up."""
+        return math.ceil(sum(leaf.padding_bytes for leaf in self.leaves))
 
 
 def optimizer_slots(optim: OptimConfig) -> int:
@@ -85,8 +96,7 @@ def mesh_devices(config: Config, devices: int) -> int:
 def shards(config: Config, devices: int, hosts: int = 1, rule: ShardRule | None = None) -> Shards:
     """Every leaf on the mesh of `devices`, by the strategy's rule or another.
 
-    A dim that its axes don't divide counts as rounded up. Under a parameter server it is one worker's mesh,
-    whose optimizer state is the server's.
+    Under a parameter server it is one worker's mesh, whose optimizer state is the server's.
     """
     if devices < 1 or hosts < 1:
         raise BadInput(f"devices {devices}, hosts {hosts}: at least 1 of each is needed")
@@ -97,30 +107,17 @@ def shards(config: Config, devices: int, hosts: int = 1, rule: ShardRule | None 
     if config.strategy.row.flat:
         outside = [parameter for parameter in parameters(config) if not parameter.in_blocks]
         flat = flat_layout(parameters(config), devices)
-        blocks = Parameter("blocks", (flat.piece_size * devices,))
+        blocks = Parameter("blocks", (flat.size,))
         return Shards(
             axes,
             (
-                _leaf(blocks, lambda parameter, axis_sizes: Specs((DATA_AXIS,), (DATA_AXIS,)), axes, held),
+                _leaf(blocks, lambda parameter, axis_sizes: Cut(DATA_AXIS, DATA_AXIS), axes, held),
                 *(_leaf(parameter, rule, axes, held) for parameter in outside),
             ),
         )
     return Shards(axes, tuple(_leaf(parameter, rule, axes, held) for parameter in parameters(config)))
 
 
-def _leaf(parameter: Parameter, rule: ShardRule, axes: Mapping[str, int], held: int) -> Leaf:
-    specs = rule(parameter, axes)
-    return Leaf(
-        parameter,
-        specs.params,
-        specs.optimizer,
-        shard_shape(parameter.shape, specs.params, axes),
-        shard_shape(parameter.shape, specs.optimizer, axes),
-        held,
-    )
-
-
-def shard_shape(shape: tuple[int, ...], spec: Spec, axes: Mapping[str, int]) -> tuple[int, ...]:
-    """The largest shard of an array; an axis that the mesh lacks cuts nothing."""
-    cuts = [axes.get(axis, 1) if axis else 1 for axis in (*spec, *(None,) * len(shape))]
-    return tuple(math.ceil(size / cut) for size, cut in zip(shape, cuts, strict=False))
+def _leaf(parameter: Parameter, rule: ShardRule, axes: Mapping[str, int], slots: int) -> Leaf:
+    cut = rule(parameter, axes)
+    return Leaf(parameter, cut, *place(parameter, cut, axes), slots)

@@ -13,7 +13,7 @@ from jaxdp.predict.sharding import Shards, mesh_config, shards
 from jaxdp.strategies.collectives import Planned, moved_bytes, plan
 from jaxdp.strategies.flat_layout import flat_layout
 from jaxdp.strategies.flat_plan import FETCH, RETURN, plan_flat
-from jaxdp.strategies.rules import DATA_AXIS, Specs
+from jaxdp.strategies.rules import DATA_AXIS
 from jaxdp.workload import parameters
 
 FLAT_PURPOSES = {FETCH: "block_gather", RETURN: "block_scatter"}
@@ -74,7 +74,7 @@ def _message_sizes(members: Sequence[Planned], config: Config, hardware: Hardwar
 
 def planned_collectives(config: Config, placed: Shards, dtype: str) -> list[Planned]:
     """The plan of a mesh strategy's step."""
-    known = {leaf.path: Specs(leaf.params, leaf.optimizer) for leaf in placed.leaves}
+    known = {leaf.path: leaf.cut for leaf in placed.leaves}
     listed = [parameter for parameter in parameters(config) if parameter.path in known]
     times, width = config.train.accumulation, COMPUTE_BYTES[dtype]
     planned = plan(listed, known, placed.axes, times, width)
@@ -87,8 +87,8 @@ def _part(planned: Planned, placed: Shards) -> str:
     """The field of `Phases` that a collective belongs to, without its `_s`."""
     if planned.purpose in FLAT_PURPOSES:
         return FLAT_PURPOSES[planned.purpose]
-    specs: Mapping[str, tuple[str | None, ...]] = {leaf.path: leaf.params for leaf in placed.leaves}
-    inside = all(planned.axes[0] in specs[path] for path in planned.leaves)
+    cut = {leaf.path: leaf.params.axis for leaf in placed.leaves}
+    inside = all(planned.axes[0] == cut[path] for path in planned.leaves)
     if not inside:
         return "end"
     where = "block" if planned.leaves[0].startswith("blocks.") else "outer"

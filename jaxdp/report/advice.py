@@ -1,58 +1,59 @@
 """An advice as text, and its figure: the step's split, the exchange rate, and their numbers as CSV."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from jaxdp.models.shapes import count
 from jaxdp.predict.advise import Advice
+from jaxdp.predict.explain import Explanation
 from jaxdp.report.figure import save
-from jaxdp.units import bytes_text, seconds_text
+from jaxdp.report.screen import print_table, screen
+from jaxdp.units import bytes_text, percent_text, seconds_text
 
-PIPED_WIDTH = 120
 PARTS = ("compute", "exposed_communication", "waiting")
 COLORS = {"compute": "#4c78a8", "exposed_communication": "#f58518", "waiting": "#bab0ac"}
+COLUMNS = ("strategy", "fits", "microbatches", "memory", "compute", "exposed", "waiting", "step", "tokens/s", "MFU")
+NEGLIGIBLE = 1e-6  # of a step
+SHED = ("compute", "waiting", "exposed")  # on a narrow screen
 
 
-def print_advice(advice: Advice, brief: bool = False) -> None:
-    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
-    if not brief:
-        console.print(_table(advice))
-        for row in advice.rows:
-            console.print(f"{row.strategy}: {row.bottleneck}", markup=False)
-        for text in dict.fromkeys(band.text for band in advice.bands):
-            names = [row.strategy for row, band in zip(advice.rows, advice.bands, strict=True) if band.text == text]
-            console.print(f"tokens/s of {', '.join(names)}: {text}", markup=False)
-        if any(not row.runs for row in advice.rows):
-            console.print("* for comparison: jaxdp splits a batch equally", markup=False)
-        console.print()
-        for crossover in advice.crossovers:
-            console.print(f"crossover: {crossover.statement}", markup=False)
-        console.print(budget_text(advice), markup=False)
-        for finding in advice.findings:
-            holds = "holds" if finding["holds"] else "does not hold"
-            console.print(f"{finding['finding']} ({finding['claim']}) {holds} here: {finding['found']}", markup=False)
-        for assumption in advice.assumptions:
-            console.print(f"assumed: {assumption}", markup=False)
-        console.print()
+def print_advice(advice: Advice, brief: bool = False, explanation: Explanation | None = None) -> None:
+    """The recommendation and its command first; then, unless `brief`, all numbers and what they rest on."""
+    console = screen()
     console.print(f"recommendation: {advice.recommendation or 'none'}: {advice.reason}", markup=False)
     if advice.command:
         console.print(f"run: {advice.command}", markup=False)
-
-
-def _table(advice: Advice) -> Table:
-    hardware = advice.hardware
-    kinds = ", ".join(f"{g.count} x {g.devices} {g.name}" for g in hardware.groups)
-    title = f"{count(advice.config.model):,} parameters on {kinds} (predicted)"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("strategy", "fits", "micro", "memory", "compute", "exposed", "waiting", "step", "tokens/s"):
-        table.add_column(name, justify="left" if name in ("strategy", "fits") else "right", no_wrap=True)
+    if explanation:
+        _print_explanation(console, explanation)
+    if brief:
+        return
+    console.print()
+    _print_rows(console, advice)
     for row in advice.rows:
-        table.add_row(
+        console.print(f"{row.strategy}: {row.bottleneck}", markup=False)
+    for text in dict.fromkeys(band.text for band in advice.bands):
+        names = [row.strategy for row, band in zip(advice.rows, advice.bands, strict=True) if band.text == text]
+        console.print(f"error band of tokens/s ({', '.join(names)}): {text}", markup=False)
+    if any(not row.runs for row in advice.rows):
+        console.print("* for comparison: jaxdp splits a batch equally", markup=False)
+    console.print()
+    for crossover in advice.crossovers:
+        console.print(f"crossover: {crossover.statement}", markup=False)
+    console.print(budget_text(advice), markup=False)
+    for finding in advice.findings:
+        holds = "holds" if finding["holds"] else "does not hold"
+        console.print(f"{finding['finding']} ({finding['claim']}) {holds} here: {finding['found']}", markup=False)
+    for assumption in advice.assumptions:
+        console.print(f"assumed: {assumption}", markup=False)
+
+
+def _print_rows(console: Console, advice: Advice) -> None:
+    kinds = ", ".join(f"{g.count} x {g.devices} {g.name}" for g in advice.hardware.groups)
+    title = f"{count(advice.config.model):,} parameters on {kinds} (predicted)"
+    rows = [
+        (
             row.strategy + ("" if row.runs else " *"),
             "yes" if row.fits else "no",
             str(row.accumulation),
@@ -62,8 +63,34 @@ def _table(advice: Advice) -> Table:
             seconds_text(row.cost.waiting_s),
             seconds_text(row.cost.total_s),
             f"{row.tokens_per_second:,.0f}",
+            percent_text(row.mfu_percent),
         )
-    return table
+        for row in advice.rows
+    ]
+    print_table(console, title, COLUMNS, rows, left=("fits",), shed=SHED)
+
+
+def _print_explanation(console: Console, explanation: Explanation) -> None:
+    first, second = explanation.strategies
+    parts = {**explanation.seconds, "step": explanation.total_s}
+    least = NEGLIGIBLE * max(explanation.total_s)
+    lines = [
+        (part, seconds_text(a), seconds_text(b), _difference(a - b, least))
+        for part, (a, b) in parts.items()
+        if max(a, b) > least
+    ]
+    console.print()
+    title = f"where a step of {first} differs from {second}'s (predicted)"
+    print_table(console, title, ("spent on", first, second, "difference"), lines)
+    remedy = explanation.remedy
+    text = "none of the config's changes looked at makes it 1 % faster"
+    if remedy:
+        text = f"{remedy.why} would help most: --set {remedy.change}, {remedy.gain:.2f} times its tokens/s"
+    console.print(f"{first}: {text}", markup=False)
+
+
+def _difference(seconds: float, least: float) -> str:
+    return "-" if abs(seconds) <= least else f"{'+' if seconds > 0 else '-'}{seconds_text(abs(seconds))}"
 
 
 def budget_text(advice: Advice) -> str:

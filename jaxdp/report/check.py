@@ -2,33 +2,23 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from jaxdp.config import ModelConfig
+from jaxdp.config import Config, ModelConfig
 from jaxdp.models.shapes import parameters
 from jaxdp.predict.preflight import Report
 from jaxdp.report.figure import save
+from jaxdp.report.screen import print_table, screen
 from jaxdp.strategies.flat_layout import FlatLayout, flat_layout
 from jaxdp.units import bytes_text
 
 
-def print_check(report: Report, strategy: str, allowed: frozenset[str]) -> None:
+def print_check(report: Report) -> None:
     """Each parameter's spec, shard and bytes a device, then the findings."""
-    console = Console(soft_wrap=True, highlight=False)
-    table = Table(
-        title=f"{strategy} on {report.devices} devices (bytes per device)",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for name in ("parameter", "shape", "spec", "shard", "bytes", "optimizer"):
-        table.add_column(name, justify="right" if name in ("bytes", "optimizer") else "left", no_wrap=True)
-    for row in report.parameters:
-        table.add_row(
+    console = screen()
+    rows = [
+        (
             row["parameter"],
             "x".join(map(str, row["shape"])),
             ",".join(axis or "-" for axis in row["spec"]),
@@ -36,41 +26,47 @@ def print_check(report: Report, strategy: str, allowed: frozenset[str]) -> None:
             bytes_text(row["shard_bytes"]),
             bytes_text(row["optimizer_shard_bytes"]),
         )
-    if report.parameters:
-        console.print(table)
+        for row in report.parameters
+    ]
+    if rows:
+        names = ("parameter", "shape", "spec", "shard", "bytes", "optimizer")
+        title = f"{report.strategy} on {report.devices} devices (bytes per device)"
+        print_table(console, title, names, rows, left=("shape", "spec", "shard"), shed=("shard", "shape"))
         how = "as compiled" if report.compiled else "estimated"
         known = report.memory_bytes is not None
         step = f"a step needs about {bytes_text(report.memory_bytes)} ({how})" if known else "a step needs more"
-        console.print(f"state of {bytes_text(report.state_bytes)} per device (exact); {step}")
+        padding = f", {bytes_text(report.padding_bytes)} of it padding" if (report.padding_bytes or 0) >= 2**14 else ""
+        console.print(f"state of {bytes_text(report.state_bytes)} per device (exact{padding}); {step}")
     for unknown in report.unknown:
         console.print(f"unknown: {unknown}")
     if report.compiled:
         for row in report.compiled["collectives"]:
             sent = bytes_text(row["bytes"])
             console.print(f"compiled: {row['count']} {row['kind']}, {sent} sent per device and step")
-    print_findings(console, report, allowed)
+    print_findings(console, report)
 
 
-def print_findings(console: Console, report: Report, allowed: frozenset[str]) -> None:
+def print_findings(console: Console, report: Report) -> None:
     for finding in report.findings:
-        passed = " (allowed)" if finding.severity == "error" and finding.name in allowed else ""
+        passed = " (allowed)" if finding.severity == "error" and finding.name in report.allowed else ""
         console.print(f"{finding.severity}{passed}: {finding}", markup=False)
     if not report.findings:
         console.print("no findings")
 
 
-def print_sweep(reports: Sequence[Report], strategy: str, model: ModelConfig, flat: bool) -> None:
+def print_sweep(reports: Sequence[Report], config: Config) -> None:
     """One row a device count: safe or not, why not, and for the flat unit a drawing of its cuts."""
-    console = Console(soft_wrap=True, highlight=False)
-    table = Table(title=strategy, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("devices", "safe", "memory per device", "findings", *(["blocks and cuts"] if flat else [])):
-        table.add_column(name, no_wrap=name != "blocks and cuts", overflow="fold")
+    flat = config.strategy.row.flat
+    drawing = ["blocks and cuts"] if flat else []
+    rows = []
     for report in reports:
         names = dict.fromkeys(finding.name for finding in report.findings)
-        drawn = [cuts_text(flat_layout(parameters(model), report.devices))] if flat else []
+        drawn = [cuts_text(flat_layout(parameters(config.model), report.devices))] if flat else []
         safe = "yes" if report.ok else "no"
-        table.add_row(str(report.devices), safe, bytes_text(report.memory_bytes), "\n".join(names) or "-", *drawn)
-    console.print(table)
+        rows.append((str(report.devices), safe, bytes_text(report.memory_bytes), " ".join(names) or "-", *drawn))
+    columns = ("devices", "safe", "memory per device", "findings", *drawing)
+    words = ("safe", "findings", *drawing)
+    print_table(screen(), config.strategy.name, columns, rows, left=words, fold=("findings", *drawing))
 
 
 def cuts_text(flat: FlatLayout) -> str:
@@ -83,10 +79,11 @@ def cuts_text(flat: FlatLayout) -> str:
     return text
 
 
-def save_boundaries(reports: Sequence[Report], model: ModelConfig, flat: bool, path: Path) -> list[Path]:
+def save_boundaries(reports: Sequence[Report], config: Config, path: Path) -> list[Path]:
     """Draws the blocks in a row for each device count, with the cuts; split blocks stand out. Also as CSV."""
     from matplotlib.figure import Figure
 
+    model, flat = config.model, config.strategy.row.flat
     figure = Figure(figsize=(8, 1 + 0.35 * len(reports)), layout="constrained")
     axes = figure.add_subplot()
     lines = ["devices,cut_at_block,splits_block"]
@@ -118,9 +115,3 @@ def _title(flat: bool) -> str:
     if flat:
         return "flat unit: blocks whose fetch needs more rounds than other blocks' are orange"
     return "every block is cut evenly within itself: one round fetches any block"
-
-
-def document(report: Report, strategy: str, allowed: frozenset[str]) -> dict[str, Any]:
-    """The JSON of one report; `ok` counts what was allowed as passed."""
-    refused = any(f.severity == "error" and f.name not in allowed for f in report.findings)
-    return {**report.to_json(), "ok": not refused, "strategy": strategy}

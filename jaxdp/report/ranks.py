@@ -1,38 +1,38 @@
 """Which process the others waited for, as a table."""
 
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from jaxdp.records import BenchResult
+from jaxdp.report.screen import print_table, screen
 from jaxdp.strategies.rows import STRATEGIES
 from jaxdp.units import seconds_text
 
 
 def print_ranks(results: Sequence[BenchResult]) -> None:
     """A table a strategy: when each rank's gradients were ready, counted from its start of the step."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = screen()
     for result in results:
         found = result.extra["ranks"]
-        table = Table(
-            title=f"{result.strategy}: arrival at the reduction, {found['steps']} steps", title_justify="left"
-        )
-        for name in ("rank", "host", "median", "p10 to p90", "slowdown", "last in", "waited"):
-            table.add_column(name, justify="left" if name == "host" else "right", no_wrap=True)
-        for row in found["rows"]:
-            times = row["arrival_s"]
-            table.add_row(
+        rows = [
+            (
                 str(row["rank"]),
                 row["host"],
-                seconds_text(times["median"]),
-                f"{seconds_text(times['p10'])} to {seconds_text(times['p90'])}",
+                seconds_text(row["arrival_s"]["median"]),
+                f"{seconds_text(row['arrival_s']['p10'])} to {seconds_text(row['arrival_s']['p90'])}",
                 f"{row['slowdown']:.2f}x",
                 f"{100 * row['last_share']:.0f} % of steps",
                 seconds_text(row["waited_s"]),
             )
-        console.print(table)
+            for row in found["rows"]
+        ]
+        print_table(
+            console,
+            f"{result.strategy}: arrival at the reduction, {found['steps']} steps",
+            ("rank", "host", "median", "p10 to p90", "slowdown", "last in", "waited"),
+            rows,
+            left=("host",),
+            shed=("p10 to p90",),
+        )
         console.print(
             f"{result.strategy}: with rank {found['slowest']} as fast as the slowest of the others throughput would be "
             f"{found['gain_if_repaired']:.2f}x, without it and its part of the batch {found['gain_if_dropped']:.2f}x",

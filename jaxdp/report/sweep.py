@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
 from jaxdp.records import SweepRow
+from jaxdp.report.screen import print_table, screen
 from jaxdp.units import seconds_text
 
 SCALING = {
@@ -18,17 +15,17 @@ SCALING = {
 
 def print_plan(name: str, scaling: str, repeats: int, entries: Sequence[dict[str, Any]]) -> None:
     """Each cell with what speaks against it, then why or with what command. Entries as in `--dry-run --json`."""
-    console, table = _table(f"{name}: {len(entries)} cells, repeats: {repeats}, {SCALING[scaling]}")
+    console = screen()
     columns = list(entries[0]["cell"])
-    for column in ("#", *columns, "batch", "predicted step", "check"):
-        table.add_column(column, no_wrap=True)
+    rows = []
     for number, entry in enumerate(entries, 1):
         values = (_shown(entry["cell"][column]) for column in columns)
         found = ", ".join(dict.fromkeys(finding["name"] for finding in entry["findings"]))
         check = f"refused{f' ({found})' if found else ''}" if entry["refusal"] else found or "-"
-        batch, predicted = str(entry["global_batch"]), _predicted_text(entry["predicted"])
-        table.add_row(str(number), *values, batch, predicted, check)
-    console.print(table)
+        rows.append([str(number), *values, str(entry["global_batch"]), _predicted_text(entry["predicted"]), check])
+    names = ("#", *columns, "batch", "predicted step", "check")
+    title = f"{name}: {len(entries)} cells, repeats: {repeats}, {SCALING[scaling]}"
+    print_table(console, title, names, rows, left=(*columns, "check"), fold=("check",), shed=("batch",))
     for number, entry in enumerate(entries, 1):
         refusal = entry["refusal"]
         console.print(f"{number}: {f'refused: {refusal}' if refusal else entry['command']}", markup=False)
@@ -36,43 +33,32 @@ def print_plan(name: str, scaling: str, repeats: int, entries: Sequence[dict[str
 
 def print_rows(name: str, rows: Sequence[SweepRow]) -> None:
     """One line a row, a cell's repeats together, then the reason of each that gave no result."""
-    console, table = _table(f"{name}: {SCALING[rows[0].scaling]}")
+    console = screen()
     columns = list(rows[0].cell)
-    predicted = any(row.predicted for row in rows)
     rate = f"{next((row.result['unit'] for row in rows if row.result and 'unit' in row.result), 'tokens')}/s"
-    for column in (
-        *columns,
-        "batch",
-        "repeat",
-        "status",
-        rate,
-        "step time",
-        *(["predicted"] if predicted else []),
-    ):
-        table.add_column(column, no_wrap=True, justify="right" if column in (rate, "step time") else "left")
+    predicted = ["predicted"] if any(row.predicted for row in rows) else []
     places = {row.key.partition(".")[0]: place for place, row in reversed(list(enumerate(rows)))}
+    lines = []
     for row in sorted(rows, key=lambda row: (places[row.key.partition(".")[0]], row.repeat)):
         found = row.result
-        table.add_row(
-            *(_shown(row.cell[column]) for column in columns),
-            str(row.global_batch),
-            str(row.repeat),
-            row.status,
-            f"{found['tokens_per_second']:,.0f}" if found else "-",
-            seconds_text(found["step_time_s"]["median"]) if found else "-",
-            *([_predicted_text(row.predicted)] if predicted else []),
+        lines.append(
+            [
+                *(_shown(row.cell[column]) for column in columns),
+                str(row.global_batch),
+                str(row.repeat),
+                row.status,
+                f"{found['tokens_per_second']:,.0f}" if found else "-",
+                seconds_text(found["step_time_s"]["median"]) if found else "-",
+                *([_predicted_text(row.predicted)] if predicted else []),
+            ]
         )
-    console.print(table)
+    names = (*columns, "batch", "repeat", "status", rate, "step time", *predicted)
+    title = f"{name}: {SCALING[rows[0].scaling]}"
+    print_table(console, title, names, lines, left=(*columns, "status"), shed=("predicted", "repeat", "batch"))
     for row in rows:
         if row.status != "ok":
             cell = " ".join(f"{key}={value}" for key, value in row.cell.items())
             console.print(f"{row.status}: {cell} (repeat {row.repeat}): {row.reason}", markup=False)
-
-
-def _table(title: str) -> tuple[Console, Table]:
-    # A table that a narrow terminal wraps is better than one whose cells are cut off.
-    console = Console(soft_wrap=True, highlight=False, width=200)
-    return console, Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def _shown(value: Any) -> str:

@@ -1,12 +1,9 @@
 """Results as tables: coloured on a terminal, plain text elsewhere."""
 
-import sys
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from jaxdp.records import BenchResult
+from jaxdp.report.screen import print_table, screen
 from jaxdp.units import bytes_text, percent_text, seconds_text
 
 Row = tuple[str, Callable[[BenchResult], str]]
@@ -32,7 +29,7 @@ ROWS: tuple[Row, ...] = (
     ("staleness (mean)", lambda r: _extra(r, "staleness", "{:.2f}", "mean")),
     ("idle, each worker", lambda r: " ".join(f"{100 * share:.0f}%" for share in r.extra.get("idle_share", []))),
     ("server busy", lambda r: percent_text(_percent(r.extra.get("server_busy_share")))),
-    ("time to loss", lambda r: _extra(r, "time_to_loss_s", "{:.1f} s")),
+    ("time to loss", lambda r: seconds_text(r.extra.get("time_to_loss_s"))),
     ("loss, first to last", lambda r: f"{r.loss['first']:.4f} to {r.loss['last']:.4f}"),
     ("compile time", lambda r: seconds_text(r.compile_s)),
 )
@@ -40,17 +37,13 @@ ROWS: tuple[Row, ...] = (
 
 def print_bench(results: Sequence[BenchResult]) -> None:
     """One column a strategy, what each communicates, what differs in their settings, and what to keep in mind."""
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
+    console = screen()
     first = results[0]
-    table = Table(title=f"{first.devices} x {first.device_kind} ({first.platform})", title_justify="left")
-    table.add_column("", no_wrap=True)
-    for result in results:
-        table.add_column(result.strategy, justify="right", no_wrap=True)
-    for label, show in ROWS:
-        cells = [show(result) for result in results]
-        if any(cell.strip("-% ()") for cell in cells):
-            table.add_row(label.format(unit=first.unit), *cells)
-    console.print(table)
+    cells = {label.format(unit=first.unit): [show(result) for result in results] for label, show in ROWS}
+    known = {label: row for label, row in cells.items() if any(cell.strip("-% ()") for cell in row)}
+    rows = list(zip((result.strategy for result in results), *known.values(), strict=True))
+    title = f"{first.devices} x {first.device_kind} ({first.platform})"
+    print_table(console, title, ["", *known], rows, down=True)
     for result in results:
         console.print(f"{result.strategy} communicates each step: {collectives_text(result)}", markup=False)
     for line in (*differences(results), *dict.fromkeys(note for result in results for note in result.notes)):

@@ -18,6 +18,7 @@ from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
 from jaxdp.server.run import ServerRun
 from jaxdp.timeline import timeline
+from jaxdp.units import seconds_text
 from jaxdp.workload import units_per_batch
 
 WINDOWS = 10
@@ -141,7 +142,7 @@ def _time(each: Measured, size: int, settle: bool, observe: Observer) -> None:
     refuse_nonfinite(each.run.config, window.records)
     each.windows.append(window)
     step_s = window.seconds / window.steps
-    observe(each.name, size, f"loss {window.records[-1].loss:.3f}, {step_s * 1e3:.0f} ms a step")
+    observe(each.name, size, f"loss {window.records[-1].loss:.3f}, {seconds_text(step_s)} a step")
 
 
 def _finish_race(each: Measured, until_loss: float) -> None:

@@ -14,6 +14,7 @@ from jaxdp.hlo.collectives import collectives
 from jaxdp.hlo.flops import flops
 from jaxdp.job import processes
 from jaxdp.mesh.compile import compiled_bytes
+from jaxdp.parameter import PARAMETER_BYTES
 from jaxdp.predict.hardware import PRESETS
 from jaxdp.records import How, Memory
 from jaxdp.run.factory import Run
@@ -69,7 +70,7 @@ def memory_of(run: Run, alone: bool) -> Memory:
     """
     if isinstance(run, ServerRun):
         member = run.members[0]
-        parameters, optimizer = shard_bytes(run.plan.params, member.layout.shardings(member.layout.params)), 0
+        parameters, optimizer = shard_bytes(member.layout.params), 0
     else:
         state = run.started
         parameters, optimizer = bytes_per_device(state.params), bytes_per_device(state.opt_state)
@@ -91,12 +92,9 @@ def program_of(run: Run) -> Any:
     return run.members[0].compiled if isinstance(run, ServerRun) else run.compiled
 
 
-def shard_bytes(abstract: Any, shardings: Any) -> int:
-    """Bytes that one device would hold of a tree of shapes."""
-    parts = jax.tree.map(
-        lambda leaf, sharding: math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize, abstract, shardings
-    )
-    return sum(jax.tree.leaves(parts))
+def shard_bytes(placements: Any) -> int:
+    """Bytes that one device holds of parameters so placed."""
+    return PARAMETER_BYTES * sum(math.prod(placement.shard_shape) for placement in jax.tree.leaves(placements))
 
 
 def bytes_per_device(tree: Any) -> int:

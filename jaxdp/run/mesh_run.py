@@ -11,6 +11,7 @@ from jaxdp.config import Config
 from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.job import processes, watchdog
 from jaxdp.mesh.compile import abstract_batch, abstract_state, build_step
+from jaxdp.mesh.logical import from_logical, logical_state, to_logical
 from jaxdp.recipe import TrainState
 from jaxdp.records import StepRecord, Window
 from jaxdp.stragglers import delays
@@ -46,7 +47,7 @@ class MeshRun:
         self.rows = self.layout.local_rows(config.train.global_batch)
         self.compile_s = 0.0
         self.compiled: Any = None
-        self.state: TrainState | None = None
+        self._stored: TrainState | None = None
         self.next_step = 0
 
     def compile(self) -> None:
@@ -54,27 +55,33 @@ class MeshRun:
         watchdog.progress(f"compiling {self.config.strategy.name}")
         started = time.perf_counter()
         batch = abstract_batch(self.config, self.layout, self.data.rows(0, self.rows.start, 1))
-        self.compiled = self.functions.step.lower(self.abstract_state(), batch).compile()
+        self.compiled = self.functions.step.lower(abstract_state(self.recipe, self.layout), batch).compile()
         self.compile_s = time.perf_counter() - started
 
     def start(self, state: TrainState | None = None, server: dict[str, Any] | None = None) -> None:
-        """Begins from a state in this layout, or from the seed's initial values; a server's snapshot means nothing."""
-        self.state = self.functions.init(self.config.train.seed) if state is None else state
-        self.next_step = int(self.state.step)
+        """Begins from a logical state, taking it over, or from the seed's initial values; it needs no snapshot."""
+        initial = self.functions.init
+        self._stored = initial(self.config.train.seed) if state is None else from_logical(state, self.layout)
+        self.next_step = int(self._stored.step)
         if self.clocks:
             processes.gather("the same moment")
             self.clocks.restart(self.next_step)
 
     @property
     def started(self) -> TrainState:
-        """The state; raises `JaxdpError` before `start`."""
-        if self.state is None:
+        """The state as it is stored; raises `JaxdpError` before `start`."""
+        if self._stored is None:
             raise JaxdpError("the run has not been started")
-        return self.state
+        return self._stored
+
+    @property
+    def state(self) -> TrainState:
+        """The state in its logical shapes, for a checkpoint: any strategy on any devices can go on from it."""
+        return to_logical(self.started, self.layout)
 
     def abstract_state(self) -> TrainState:
-        """Shapes, dtypes and shardings of the state, for compiling and for restoring into this layout."""
-        return abstract_state(self.recipe, self.layout)
+        """Shapes, dtypes and shardings of `state`, for restoring into this layout."""
+        return logical_state(self.recipe, self.layout)
 
     def snapshot(self) -> dict[str, Any] | None:
         """What a checkpoint must remember beside the state: nothing."""
@@ -93,9 +100,9 @@ class MeshRun:
             rows = self.data.rows(step, self.rows.start, self.rows.stop - self.rows.start)
             batch = self.functions.put(rows)
             waits.append(time.perf_counter() - fetching)
-            self.state, found = self.compiled(self.started, batch)
+            self._stored, found = self.compiled(self.started, batch)
             metrics.append(found)
-        jax.block_until_ready((self.state, metrics[-1]))
+        jax.block_until_ready((self._stored, metrics[-1]))
         seconds = time.perf_counter() - started
         first, self.next_step = self.next_step, self.next_step + steps
         records = self._records(first, jax.device_get(metrics), waits, seconds / steps)
@@ -126,7 +133,7 @@ class MeshRun:
 
     def close(self) -> None:
         """Lets go of the state."""
-        self.state = None
+        self._stored = None
 
     def _records(self, first: int, metrics: list[Any], waits: list[float], step_time_s: float) -> list[StepRecord]:
         units = units_per_batch(self.config)

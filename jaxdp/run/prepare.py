@@ -1,14 +1,17 @@
 """Everything that can refuse a run, before any work: config, folder, data, pre-flight, and only then the devices."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jaxdp.config import Config
+from jaxdp.config import Config, dotted
+from jaxdp.device_memory import take_memory_share
 from jaxdp.errors import BadInput
 from jaxdp.job import processes
+from jaxdp.job.agreement import code_facts, refuse_differences
 from jaxdp.job.processes import Job
+from jaxdp.job.xla_flags import refuse_bad_flags
 from jaxdp.predict.preflight import Report, check_allowed, preflight, require
 from jaxdp.run.folder import RunFolder, fresh_run, open_run
 from jaxdp.workload import open_data
@@ -51,13 +54,16 @@ def prepare(
     resume: bool = False,
     xla_flags: bool = True,
     job: Job | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Prepared:
     """Checks in the order of cost. A number of devices that is given is checked before JAX is imported.
 
+    `options` are the command's others that all processes must have alike, by their flags.
     Raises `BadInput` or `Refused`; then nothing has been written but possibly an empty folder.
     """
     job = job or Job()
     allow = check_allowed(allow)
+    refuse_bad_flags()
     if run_dir == "":
         raise BadInput("--run-dir: is empty; name a folder or leave it out")
     if job.processes > 1 and any(config.strategy.name == "ps" for config in configs):
@@ -71,12 +77,16 @@ def prepare(
                 require(preflight(config, devices), allow)
     data = open_data(configs[0])
     job.join()
+    if job.processes > 1:
+        asked = {"command": name, "--devices": devices, "--allow": sorted(allow), "--xla-flags": xla_flags}
+        refuse_differences(processes.gather({**asked, **(options or {}), **_facts(configs, data)}))
 
     import jax
 
     from jaxdp.mesh.devices import claim, host_groups, use_gpu_flags
 
     flags = use_gpu_flags(xla_flags)
+    take_memory_share()
     host_names = processes.gather(processes.host_name())
     claimed = claim(devices, host_names)
     hosts = host_groups(claimed, host_names)
@@ -92,6 +102,20 @@ def prepare(
     own = [str(device) for device in claimed if device.process_index == jax.process_index()]
     processes.log(f"devices {', '.join(own)} of {len(claimed)} on {len(set(host_names))} host(s)")
     return Prepared(tuple(configs), data, folder, tuple(claimed), reports, flags, hosts, tuple(host_names))
+
+
+def _facts(configs: Sequence[Config], data: "DataSource") -> dict[str, Any]:
+    """What is trained on what by which code, a fact a key; hosts may keep the same data under different paths."""
+    config = configs[0]
+    facts = dotted(config.model_dump(mode="json"))
+    facts.pop("data.path", None)
+    task_module = [config.task.function.partition(":")[0]] if config.task else []
+    return {
+        **facts,
+        "strategy.name": ", ".join(config.strategy.name for config in configs),
+        "data (sha256)": data.describe()["sha256"],
+        **code_facts([*task_module, *config.plugins]),
+    }
 
 
 def _claim_folder(name: str, run_dir: str | None, resume: bool, overwrite: bool) -> RunFolder:

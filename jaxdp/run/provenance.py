@@ -4,16 +4,14 @@ import platform
 import subprocess
 import time
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxdp.config import Config
+from jaxdp.versions import versions
 from jaxdp.workload import unit, units_per_batch
-
-PACKAGES = ("jaxdp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "ray")
 
 
 def provenance(
@@ -34,20 +32,10 @@ def provenance(
         "data": data,
         "preflight": preflight,
         "xla_flags": list(xla_flags),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": versions(),
         "machine": {"system": platform.system(), "machine": platform.machine(), "host": platform.node()},
         "commit": _commit(),
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _commit() -> str | None:

@@ -20,6 +20,7 @@ from jaxdp.run.folder import NoLines, RunFolder
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
 from jaxdp.strict_json import JsonLines, keep_lines
+from jaxdp.units import seconds_text
 from jaxdp.workload import unit, units_per_batch
 
 WINDOW_S = 1.0  # how long a stop may have to wait; a window is at least one step
@@ -178,7 +179,7 @@ def step_line(run: Run, record: StepRecord) -> str:
     rate = units_per_batch(run.config) / record.step_time_s
     wait = 100 * record.data_wait_s / record.step_time_s
     return (
-        f"loss {record.loss:.4f}, grad norm {record.grad_norm:.3f}, {record.step_time_s * 1e3:.0f} ms, "
+        f"loss {record.loss:.4f}, grad norm {record.grad_norm:.3f}, {seconds_text(record.step_time_s)}, "
         f"{rate:,.0f} {unit(run.config)}/s ({rate / len(run.devices):,.0f} per device), data wait {wait:.1f} %"
     )
 

@@ -1,6 +1,7 @@
 """The actors of a run and where they are placed; Ray's token authentication stays on."""
 
 import os
+import socket
 from typing import Any
 
 import ray
@@ -13,6 +14,7 @@ from jaxdp.errors import BadInput, JaxdpError
 from jaxdp.server.ray_actors import ShardActor, WorkerActor
 
 START_S = 300.0  # to start or restart an actor, its compiling included
+PROBE_S = 10.0  # to reach the head
 MAX_RESTARTS = 10  # of one actor
 HEALTH = "health"  # the concurrency group that answers while a step is computed
 
@@ -80,6 +82,8 @@ def connect(address: str | None, room: int) -> bool:
     """Joins the cluster at `address`, or starts one here with room for the actors; says if it is to be shut down."""
     if ray.is_initialized():
         return False
+    if address:
+        _refuse_absent(address)
     try:
         if address:
             ray.init(address=address, log_to_driver=False)
@@ -92,6 +96,24 @@ def connect(address: str | None, room: int) -> bool:
             f"no Ray cluster at {address or 'this host'} ({reason}); start one: ray start --head"
         ) from None
     return True
+
+
+def _refuse_absent(address: str) -> None:
+    """Raises if nothing listens there: Ray itself asks on for minutes."""
+    asked = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    host, _, port = asked.removeprefix("ray://").rpartition(":")
+    if asked in ("", "auto", "local"):
+        return  # Ray looks for a cluster on this host, which takes no time
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise BadInput(f"--address {asked}: expected HOST:PORT of the head, as `ray start --head` tells it, or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise JaxdpError(
+            f"no Ray cluster at {asked} ({reason}); start one there: ray start --head --port={port}, "
+            "or correct --address"
+        ) from None
 
 
 def answer(actor: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxdp.config import Config
 from jaxdp.errors import BadInput
 from jaxdp.mesh.devices import make_mesh
-from jaxdp.mesh.layout import make_layout
+from jaxdp.mesh.layout import logical, make_layout, store
 from jaxdp.mesh.step import make_evaluate, make_gradients
 from jaxdp.recipe import Recipe
 from jaxdp.server.partition import Leaves
@@ -45,8 +45,11 @@ class Worker:
     def compile(self, batch: Batch) -> None:
         """Ahead of time, for the shapes of the worker's batches."""
         params = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            lambda leaf, placement, sharding: jax.ShapeDtypeStruct(
+                placement.stored_shape, leaf.dtype, sharding=sharding
+            ),
             self.plan.params,
+            self.layout.params,
             self._shardings,
         )
         rows = jax.tree.map(
@@ -60,7 +63,9 @@ class Worker:
         if own_buffers:
             parts = [self._copy(parts)]
         leaves = self.plan.join([{name: np.asarray(leaf) for name, leaf in part.items()} for part in parts])
-        return jax.block_until_ready(jax.device_put(leaves, self._shardings, may_alias=own_buffers))
+        return jax.block_until_ready(
+            jax.device_put(store(leaves, self.layout.params), self._shardings, may_alias=own_buffers)
+        )
 
     def _copy(self, parts: Sequence[Leaves]) -> Leaves:
         """Into buffers that stay: fresh memory would be paged in at a quarter of the speed."""
@@ -84,7 +89,8 @@ class Worker:
     def to_host(self, sums: Any) -> Gradient:
         """The payload of a push: NumPy arrays, cut as the server's shards are."""
         sums = jax.device_get(sums)
-        return Gradient(self.plan.split(by_path(sums.grads)), float(sums.loss), float(sums.units))
+        grads = logical(sums.grads, self.layout.optimizer)
+        return Gradient(self.plan.split(by_path(grads)), float(sums.loss), float(sums.units))
 
     def loss(self, params: Any, batch: Batch) -> tuple[float, float]:
         """The sum of the losses of a batch without training it, and the valid tokens."""

@@ -1,4 +1,4 @@
-"""What a train step should move between devices, from its `Specs` alone, against what a program moves (no JAX).
+"""What a train step should move between devices, from its rule's cuts alone, against what a program moves (no JAX).
 
 `plan` lists the collectives of `mesh.step` for any rule (`predict.discrepancies` holds them against those that
 `hlo.collectives` finds in a compiled program).
@@ -14,7 +14,8 @@ from typing import Any
 from jaxdp.hlo.collectives import Collective
 from jaxdp.hlo.replica_groups import Groups, axis_groups
 from jaxdp.parameter import GRADIENT_BYTES, PARAMETER_BYTES, Parameter
-from jaxdp.strategies.rules import Spec, Specs
+from jaxdp.strategies.placement import Placement, place
+from jaxdp.strategies.rules import Cut
 
 FETCH, SCATTER, SUM = "gather of parameters", "scatter of gradients", "sum of gradients"
 RENEW = "gather of new parameters"
@@ -24,7 +25,8 @@ RENEW = "gather of new parameters"
 class Planned:
     """One kind of collective of one purpose: it runs `count` times a step on arrays of `bytes` (the whole array's).
 
-    `least` is how often it must at least run, where a compiler may take it out of the loop over microbatches.
+    `padding_bytes` of them are zeros that fill a vector up. `least` is how often it must at least run, where
+    a compiler may take it out of the loop over microbatches.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class Planned:
     bytes: int
     count: int
     least: int | None = None
+    padding_bytes: int = 0
 
     @property
     def repeated(self) -> bool:
@@ -80,99 +83,89 @@ def summarise(collectives: Iterable[Collective]) -> tuple[list[dict[str, Any]], 
 
 def plan(
     parameters: Sequence[Parameter],
-    specs: Mapping[str, Specs],
+    cuts: Mapping[str, Cut],
     axis_sizes: Mapping[str, int],
     accumulation: int = 1,
     compute_dtype_bytes: int = PARAMETER_BYTES,
 ) -> list[Planned]:
-    """The collectives of one train step, scalar sums left out, from each parameter's specs.
+    """The collectives of one train step, scalar sums left out, from each parameter's cut.
 
     - A leaf whose parameters are cut is gathered in the compute dtype each microbatch: in the blocks once
       forward and once backward a layer, outside once; its gradient is reduce-scattered once each.
     - Over the axes that don't cut the parameters, gradients are reduced once a step: scattered where the
-      optimizer's spec cuts, summed whole elsewhere, all such leaves of the same axes together.
-    - New parameters are gathered in float32 where only the optimizer's spec cuts.
+      optimizer's state is cut, summed whole elsewhere, all such leaves of the same axes together.
+    - New parameters are gathered in float32 where only the optimizer's state is cut.
     """
     planned: list[Planned] = []
-    whole: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
+    whole: dict[tuple[str, ...], list[tuple[str, Placement]]] = defaultdict(list)
     for parameter in parameters:
-        cuts = _cuts(specs[parameter.path].params, axis_sizes)
-        planned += _fetches(parameter, cuts, axis_sizes, accumulation, compute_dtype_bytes)
-        others = [axis for axis, size in axis_sizes.items() if size > 1 and axis not in cuts]
-        scattered = [axis for axis in _cuts(specs[parameter.path].optimizer, axis_sizes) if axis in others]
-        elements = parameter.size // _product(axis_sizes, cuts)
-        planned += _updates(parameter, scattered, elements, axis_sizes)
-        if summed := tuple(axis for axis in others if axis not in scattered):
-            whole[summed].append((parameter.path, elements // _product(axis_sizes, scattered)))
+        placed = place(parameter, cuts[parameter.path], axis_sizes)
+        if placed.params.axis:
+            planned += _fetches(parameter, placed.params, axis_sizes, accumulation, compute_dtype_bytes)
+        elif placed.optimizer.axis:
+            planned += _updates(parameter, placed.optimizer, axis_sizes)
+        if summed := tuple(axis for axis, size in axis_sizes.items() if size > 1 and axis != placed.optimizer.axis):
+            whole[summed].append((parameter.path, placed.optimizer))
     for axes, leaves in whole.items():
-        size = GRADIENT_BYTES * sum(elements for _, elements in leaves)
+        size = GRADIENT_BYTES * sum(math.prod(leaf.shard_shape) for _, leaf in leaves)
+        padding = GRADIENT_BYTES * sum(leaf.padding * leaf.layers // leaf.pieces for _, leaf in leaves)
+        groups = _groups(tuple(axis_sizes.items()), axes)
         paths = tuple(path for path, _ in leaves)
-        planned.append(_planned("all-reduce", SUM, paths, axes, axis_sizes, GRADIENT_BYTES, size))
+        planned.append(
+            Planned("all-reduce", SUM, paths, axes, groups, GRADIENT_BYTES, size, count=1, padding_bytes=padding)
+        )
     return planned
 
 
 def _fetches(
-    parameter: Parameter, cuts: Sequence[str], axis_sizes: Mapping[str, int], accumulation: int, compute_bytes: int
+    parameter: Parameter, placement: Placement, axis_sizes: Mapping[str, int], accumulation: int, compute_bytes: int
 ) -> list[Planned]:
-    """One gather and one scatter a dim that is cut, in the order of the dims, of one layer at a time."""
-    layers = parameter.shape[0] if parameter.in_blocks else 1
-    passes = 2 if parameter.in_blocks else 1
-    elements = parameter.size // layers
-    planned = []
-    for place, axis in enumerate(cuts):
-        gathered = elements // _product(axis_sizes, cuts[place + 1 :])
-        scattered = elements // _product(axis_sizes, cuts[:place])
-        for kind, purpose, size, width, times in (
-            ("all-gather", FETCH, gathered, compute_bytes, passes),
-            ("reduce-scatter", SCATTER, scattered, GRADIENT_BYTES, 1),
-        ):
-            count = times * layers * accumulation
-            least = 1 if purpose == FETCH and not parameter.in_blocks else None
-            leaf = (parameter.path,)
-            planned.append(_planned(kind, purpose, leaf, (axis,), axis_sizes, width, size * width, count, least))
-    return planned
+    """A gather of one layer at a time, and a scatter of its gradient."""
+    times = placement.layers * accumulation
+    gathers = (2 if parameter.in_blocks else 1) * times
+    least = None if parameter.in_blocks else 1
+    return [
+        _vector("all-gather", FETCH, parameter, placement.layer, axis_sizes, compute_bytes, gathers, least),
+        _vector("reduce-scatter", SCATTER, parameter, placement.layer, axis_sizes, GRADIENT_BYTES, times),
+    ]
 
 
-def _updates(
-    parameter: Parameter, scattered: Sequence[str], elements: int, axis_sizes: Mapping[str, int]
-) -> list[Planned]:
+def _updates(parameter: Parameter, placement: Placement, axis_sizes: Mapping[str, int]) -> list[Planned]:
     """Gradients scattered to the optimizer's shards and new parameters gathered from them, whole leaves once a step."""
-    planned = []
-    for place, axis in enumerate(scattered):
-        size = elements // _product(axis_sizes, scattered[:place])
-        for kind, purpose, width in (
-            ("reduce-scatter", SCATTER, GRADIENT_BYTES),
-            ("all-gather", RENEW, PARAMETER_BYTES),
-        ):
-            leaf = (parameter.path,)
-            planned.append(_planned(kind, purpose, leaf, (axis,), axis_sizes, width, size * width))
-    return planned
+    return [
+        _vector("reduce-scatter", SCATTER, parameter, placement, axis_sizes, GRADIENT_BYTES),
+        _vector("all-gather", RENEW, parameter, placement, axis_sizes, PARAMETER_BYTES),
+    ]
 
 
-def _planned(
+def _vector(
     kind: str,
     purpose: str,
-    leaves: tuple[str, ...],
-    axes: tuple[str, ...],
+    parameter: Parameter,
+    placement: Placement,
     axis_sizes: Mapping[str, int],
     dtype_bytes: int,
-    size: int,
     count: int = 1,
     least: int | None = None,
 ) -> Planned:
-    groups = _groups(tuple(axis_sizes.items()), axes)
-    return Planned(kind, purpose, leaves, axes, groups, dtype_bytes, size, count, least)
+    """A collective of the vector that one cut placement is stored as."""
+    assert placement.axis is not None
+    axes = (placement.axis,)
+    return Planned(
+        kind=kind,
+        purpose=purpose,
+        leaves=(parameter.path,),
+        axes=axes,
+        groups=_groups(tuple(axis_sizes.items()), axes),
+        dtype_bytes=dtype_bytes,
+        bytes=math.prod(placement.stored_shape) * dtype_bytes,
+        count=count,
+        least=least,
+        padding_bytes=placement.padding * dtype_bytes,
+    )
 
 
 @lru_cache
 def _groups(axis_sizes: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> Groups:
     names = [name for name, _ in axis_sizes]
     return axis_groups([size for _, size in axis_sizes], sorted(names.index(axis) for axis in axes))
-
-
-def _cuts(spec: Spec, axis_sizes: Mapping[str, int]) -> list[str]:
-    return [axis for axis in spec if axis is not None and axis_sizes[axis] > 1]
-
-
-def _product(axis_sizes: Mapping[str, int], axes: Iterable[str]) -> int:
-    return math.prod(axis_sizes[axis] for axis in axes)

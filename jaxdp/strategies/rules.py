@@ -1,28 +1,31 @@
-"""What a rule is and the one that all built-in strategies share: which mesh axis cuts which dim (no JAX, no config).
+"""What a rule is and the one that all built-in strategies share: which mesh axis cuts a leaf (no JAX, no config).
 
-A rule says, for every parameter, which mesh axis cuts which dim of the parameter and of its optimizer
-state. The collectives, the memory, the cost and the checks are all derived from these `Specs`.
+A rule says, for every parameter, which mesh axis cuts it and which cuts its optimizer state. How a leaf is then
+stored, the collectives, the memory, the cost and the checks are all derived from these `Cut`s.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from jaxdp.parameter import PARAMETER_BYTES, Parameter
-
-Spec = tuple[str | None, ...]  # an axis name, or None, for every dim
+from jaxdp.parameter import Parameter
 
 DATA_AXIS = "data"
 HOST_AXIS = "host"
 
 
-class Specs(NamedTuple):
-    params: Spec
-    optimizer: Spec
+class Cut(NamedTuple):
+    """The mesh axis over which parameters are cut, and that for their optimizer state; None leaves them whole.
+
+    The optimizer state of a parameter that is cut lies beside its shards: both axes are then the same.
+    """
+
+    params: str | None = None
+    optimizer: str | None = None
 
 
 class ShardRule(Protocol):
-    def __call__(self, parameter: Parameter, axis_sizes: Mapping[str, int]) -> Specs: ...
+    def __call__(self, parameter: Parameter, axis_sizes: Mapping[str, int]) -> Cut: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,42 +36,10 @@ class RuleOptions:
     shard_devices: int | None = None
 
 
-class Cut(NamedTuple):
-    """The mesh axis over which parameters are cut, and that for their optimizer state; None leaves them whole."""
-
-    params: str | None = None
-    optimizer: str | None = None
-
-
 def cut_by(cut: Cut, options: RuleOptions) -> ShardRule:
-    """The rule that cuts one dim of every leaf that is large enough."""
+    """The rule that cuts every leaf that is large enough, whatever its shape and the number of devices."""
 
-    def rule(parameter: Parameter, axis_sizes: Mapping[str, int]) -> Specs:
-        def spec(axis: str | None) -> Spec:
-            if axis is None:
-                return replicated(parameter.shape)
-            return sharded(parameter, axis, axis_sizes[axis], options.min_shard_bytes)
-
-        return Specs(spec(cut.params), spec(cut.optimizer))
+    def rule(parameter: Parameter, axis_sizes: Mapping[str, int]) -> Cut:
+        return Cut() if parameter.bytes < options.min_shard_bytes else cut
 
     return rule
-
-
-def replicated(shape: tuple[int, ...]) -> Spec:
-    return (None,) * len(shape)
-
-
-def sharded(parameter: Parameter, axis: str, size: int, min_shard_bytes: int) -> Spec:
-    """Cuts the largest dim that `size` divides; a block's leaf never along its layers, so each block is cut evenly.
-
-    A leaf that is too small or has no such dim stays replicated (the pre-flight check names the latter).
-    """
-    shape = parameter.shape
-    if size == 1 or parameter.size * PARAMETER_BYTES < min_shard_bytes:
-        return replicated(shape)
-    first = 1 if parameter.in_blocks else 0
-    dims = [dim for dim in range(first, len(shape)) if shape[dim] % size == 0]
-    if not dims:
-        return replicated(shape)
-    cut = max(dims, key=lambda dim: (shape[dim], dim))
-    return tuple(axis if dim == cut else None for dim in range(len(shape)))

@@ -142,7 +142,7 @@ def _saving_maps(strategy: Strategy, rows: tuple[int, ...], low: float, high: fl
 
 
 def _saved(strategy: Strategy, workers: int, delays: str) -> float:
-    scenario = Scenario(workers=workers, steps=400, compute_s=1.0, delays=delays)
+    scenario = Scenario(workers=workers, steps=400, compute_s=1.0, stragglers=delays)
     ddp, other = (simulate(scenario, each, 0).useful_per_second for each in (Strategy(name="ddp"), strategy))
     return 100 * (1 - ddp / other)
 
@@ -154,7 +154,7 @@ def _losses(lab: Lab) -> tuple[Value, ...]:
     lab.need(1)  # the devices start as the other measurements want them
     from sims.gradients import TrainingSetup, train
 
-    setup = TrainingSetup(Scenario(workers=8, steps=TRAINED_STEPS, compute_s=1.0, delays="lognormal(sigma=0.3)"), 0)
+    setup = TrainingSetup(Scenario(workers=8, steps=TRAINED_STEPS, compute_s=1.0, stragglers="lognormal(sigma=0.3)"), 0)
     found = []
     for strategy in (Strategy(name="ddp"), Strategy(name="ps"), Strategy(name="ps", policy="ssp", bound=2)):
         lab.say(f"  training {strategy.label} in virtual time")

@@ -107,7 +107,7 @@ def _sweep() -> list[Simulated]:
 
 def _rate(strategy: Strategy, factor: float) -> float:
     """Simulated useful gradients a second when worker 0 is so much slower."""
-    scenario = Scenario(workers=WORKERS, steps=400, delays=f"{EVEN},persistent(worker=0,factor={factor})")
+    scenario = Scenario(workers=WORKERS, steps=400, stragglers=f"{EVEN},persistent(worker=0,factor={factor})")
     return simulate(scenario, strategy, 0).useful_per_second
 
 

@@ -13,7 +13,7 @@ from jaxdp.report.analysis.run_groups import Curve, CurvePoint, Scaling
 from jaxdp.report.analysis.spread import Spread
 
 MIN_SHORTFALL = 0.05  # of the expected efficiency; less is not worth a flag
-EXPLAINING = ("block_split", "group_undivided", "uneven", "undivided_dim", "replicated", "unplanned_collective")
+EXPLAINING = ("block_split", "group_undivided", "uneven", "replicated", "unplanned_collective")
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,16 @@
 """A study as a table on the terminal, with what a reader must know below it."""
 
-import sys
 from collections.abc import Callable
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from jaxdp.report.analysis import metrics as q
 from jaxdp.report.analysis.chapters import caveats
 from jaxdp.report.analysis.run_groups import RunGroup
 from jaxdp.report.analysis.spread import Spread
 from jaxdp.report.analysis.write import Study
+from jaxdp.report.screen import print_table, screen
 from jaxdp.report.section import UNKNOWN
 
-WIDTH = 160  # where the output is piped
+SHED = ("spread", "sent per device", "staleness", "state per device", "efficiency", "n")  # on a narrow screen
 COLUMNS: tuple[tuple[str, Callable[[RunGroup], str]], ...] = (
     ("strategy", lambda cell: cell.label),
     ("devices", lambda cell: str(cell.devices)),
@@ -32,18 +27,15 @@ COLUMNS: tuple[tuple[str, Callable[[RunGroup], str]], ...] = (
 
 def print_study(found: Study) -> None:
     """A line a cell, then remarks, bends, differences that matter, and what gave no result."""
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else WIDTH)
+    console = screen()
     efficiency = {id(point.cell): f"{point.efficiency.median:.2f}" for curve in found.curves for point in curve.points}
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     columns = [column for column in COLUMNS if any(column[1](cell).strip(UNKNOWN) for cell in found.cells)]
-    for name, _ in columns:
-        # Long conditions are folded, so that they don't push the numbers off the screen.
-        justify = "left" if name in ("strategy", "conditions") else "right"
-        table.add_column(name, justify=justify, no_wrap=name != "conditions", overflow="fold")
-    table.add_column("efficiency", justify="right", no_wrap=True)
-    for cell in found.cells:
-        table.add_row(*(Text(show(cell)) for _, show in columns), efficiency.get(id(cell), UNKNOWN))
-    console.print(table)
+    names = [name for name, _ in columns]
+    rows = [[show(cell) for _, show in columns] for cell in found.cells]
+    if efficiency:
+        names.append("efficiency")
+        rows = [[*row, efficiency.get(id(cell), UNKNOWN)] for row, cell in zip(rows, found.cells, strict=True)]
+    print_table(console, "", names, rows, left=("conditions",), fold=("conditions",), shed=SHED)
     for line in [*caveats(found.cells), *(f"{bend.label}: {bend.statement}" for bend in found.bends)]:
         console.print(f"note: {line.replace('**', '')}", markup=False)
     for each in (each for each in found.differences if each.matters):
