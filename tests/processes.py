@@ -43,10 +43,11 @@ def started(
     hosts: Sequence[str] = (),
     only: Sequence[int] | None = None,
     own: Sequence[Sequence[str]] = (),
+    devices: Sequence[int] = (),
 ) -> Iterator[list[Rank]]:
     """`jaxdp ARGUMENTS` as so many ranks (or `only` some of them), on `hosts` of these names; killed at the end.
 
-    `own` are further arguments of each rank.
+    `own` are further arguments of each rank, `devices` the number of each one's host devices.
     """
     environment = {**os.environ, "JAXDP_COORDINATOR": f"127.0.0.1:{free_port()}", "JAXDP_PROCESSES": str(processes)}
     environment.pop("JAX_NUM_CPU_DEVICES", None)
@@ -55,6 +56,7 @@ def started(
     try:
         for index in only or range(processes):
             place = {"JAXDP_PROCESS_ID": str(index), **({"JAXDP_HOST_NAME": hosts[index]} if hosts else {})}
+            place |= {"JAX_NUM_CPU_DEVICES": str(devices[index])} if devices else {}
             output = folder / f"rank{index}"
             with output.with_suffix(".out").open("w") as out, output.with_suffix(".err").open("w") as errors:
                 command = [sys.executable, "-m", "cli", *arguments, *(own[index] if own else ())]

@@ -585,6 +585,23 @@ def test_a_checkpoint_of_four_processes_goes_on_in_two_and_in_one(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
+def test_hosts_with_unequal_devices_train_and_save_as_one(strategy: str, tmp_path: Path) -> None:
+    """A host with a device that failed: the others keep theirs, and the checkpoint goes on anywhere."""
+    arguments = ("train", *SMALL, "--strategy", strategy, "--set", "train.global_batch=15", "--json")
+    many, one = ("--run-dir", str(tmp_path / "many")), ("--run-dir", str(tmp_path / "one"))
+    train_alone(*arguments, "--steps", "6", "--devices", "5", *one)
+    with started(2, *arguments, "--steps", "4", *many, folder=tmp_path, devices=(3, 2)) as ranks:
+        done = finish(ranks)
+    assert [each.code for each in done] == [0, 0], told(done)
+    last = train_alone(*arguments, "--steps", "6", "--devices", "3", "--resume", "auto", *many)
+    assert last["resumed_from"] == 4
+    for key in ("loss", "grad_norm"):
+        found = [row[key] for row in rows(tmp_path / "many")]
+        assert found == pytest.approx([row[key] for row in rows(tmp_path / "one")], rel=2e-5), key
+
+
+@pytest.mark.slow
 def test_what_fails_on_process_0_ends_all_and_is_told_once(tmp_path: Path) -> None:
     """Its disk is full: it cannot write the next step's line, while the others could go on."""
     folder = tmp_path / "run"

@@ -108,6 +108,27 @@ def test_stopped_and_resumed_elsewhere_follows_the_uninterrupted_run(
     assert summary.eval_loss == pytest.approx(whole.eval_loss, rel=2e-5)
 
 
+@pytest.mark.slow
+def test_a_checkpoint_moves_through_counts_that_divide_no_dim(tmp_path: Path) -> None:
+    """A host fails, another comes back: every strategy goes on from what another left on another number of devices."""
+    batch = {"global_batch": 840}  # what 8, 7, 6 and 5 devices divide
+    whole = run(settings("ddp", **batch), 8, tmp_path / "whole")
+    moves = [(name, devices) for name in ("fsdp", "zero1", "ddp") for devices in (8, 7, 5)]
+    moves = random.sample([*moves, ("hsdp", 8), ("hsdp", 6)], k=5)
+    for step, (strategy, devices) in enumerate([("fsdp", 8), *moves, ("fsdp", 8)], start=1):
+        last = run(
+            settings(strategy, **batch),
+            devices,
+            tmp_path / "moved",
+            steps=STEPS if step == len(moves) + 2 else step,
+            resume="never" if step == 1 else "auto",
+        )
+    found, expected = rows(tmp_path / "moved"), rows(tmp_path / "whole")
+    for key in ("loss", "grad_norm", "learning_rate"):
+        assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=2e-5), (key, moves)
+    assert last.eval_loss == pytest.approx(whole.eval_loss, rel=2e-5), moves
+
+
 def test_resumed_on_the_same_devices_it_is_the_same_run_bit_for_bit(tmp_path: Path) -> None:
     run(settings("fsdp"), 2, tmp_path / "whole")
     run(settings("fsdp"), 2, tmp_path / "parts", steps=5)

@@ -59,7 +59,14 @@ class MeshStep:
         sharding = NamedSharding(self.layout.mesh, self.layout.batch)
         if sharding.is_fully_addressable:
             return jax.device_put(batch, sharding)
-        return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, rows), batch)
+        mesh = self.layout.mesh
+        own = len(mesh.local_devices)  # processes may have different numbers of devices
+
+        def spread(rows: jax.Array) -> jax.Array:
+            shape = (len(rows) // own * mesh.size, *rows.shape[1:])
+            return jax.make_array_from_process_local_data(sharding, rows, shape)
+
+        return jax.tree.map(spread, batch)
 
 
 def make_step(
