@@ -12,6 +12,7 @@ from jaxdp.config import Config
 from jaxdp.errors import BadInput
 from jaxdp.job.processes import Job, gather, host_name
 from jaxdp.job.stop import StopFlag
+from jaxdp.predict import checks
 from jaxdp.predict.calibrated.rates import OWN_STACK
 from jaxdp.predict.hardware import Hardware, load_hardware
 from jaxdp.predict.preflight import Report, check_allowed, preflight
@@ -178,7 +179,8 @@ def check(
     machine = load_hardware(hardware) if isinstance(hardware, str) else hardware
     usable_bytes = machine.usable_bytes if machine else None
     platform = machine.groups[0].platform if machine else None
-    report = replace(preflight(config, devices, hosts, usable_bytes, platform=platform), allowed=allowed)
+    report = preflight(config, devices, hosts, usable_bytes, platform=platform)
+    report = replace(report, findings=(*report.findings, *checks.data(config)), allowed=allowed)
     if compile and report.runs and report.ok:
         from jaxdp.predict.compiled import compiled_check
 

@@ -87,7 +87,7 @@ def test_files_are_joined_in_order_of_path_and_hidden_ones_left_out(tmp_path):
     write(tmp_path / "empty.txt", "")
     write(tmp_path / ".git" / "blob", b"\0\xff")
     write(tmp_path / ".DS_Store", b"\0")
-    text = "first é " * 20 + "second " * 20
+    text = "first é " * 20 + "\0" + "second " * 20
     assert bytes(stream(corpus("files", tmp_path))) == text.encode()
     assert bytes(stream(corpus("files", tmp_path / "*.txt"))) == ("second " * 20).encode()
     assert bytes(stream(corpus("files", tmp_path / "**" / "*.*"))) == text.encode()
@@ -402,3 +402,69 @@ def test_a_missing_tokenizer_package_names_the_command(tmp_path, words, monkeypa
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     text = write(tmp_path / "a.txt", "the cat sat " * 20)
     assert install_command("tokenizers") in refusal("files", text, tokenizer=words)
+
+
+# What people bring
+
+
+@pytest.mark.parametrize(("magic", "version", "dtype"), [(20240520, 1, "<u2"), (20240801, 7, "<u4")])
+def test_the_header_of_llm_c_is_skipped_and_held_to_what_it_promises(tmp_path, magic, version, dtype):
+    tokens = (TOKENS * 100).astype(dtype)
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(tokens)
+    path = write(tmp_path / "fineweb_train_000001.bin", header.tobytes() + tokens.tobytes())
+    read = corpus("tokens", path, vocab=50_304)
+    assert stream(read) == tokens.tolist() and read.train_tokens.dtype == np.dtype(dtype)
+    write(path, header.tobytes() + tokens[:-1].tobytes())
+    assert "its header promises 300" in refusal("tokens", path, vocab=50_304)
+
+
+def test_shards_are_one_stream_in_order(tmp_path):
+    for number in (2, 1, 3):
+        (TOKENS[number * 50 :][:50]).astype("<u2").tofile(tmp_path / f"train_{number}.u16.bin")
+    read = corpus("tokens", tmp_path / "train_*.bin")
+    assert stream(read) == TOKENS[50:200].tolist()
+    (TOKENS.astype("<u4")).tofile(tmp_path / "train_4.u32.bin")
+    assert "different types" in refusal("tokens", tmp_path / "train_*.bin")
+
+
+def test_two_byte_tokens_are_not_taken_for_four_byte_ones(tmp_path):
+    (TOKENS * 200).astype("<u2").tofile(tmp_path / "x.bin")
+    assert "name it .u16.bin" in refusal("tokens", tmp_path / "x.bin", vocab=128_000)
+    (tmp_path / "x.bin").rename(tmp_path / "x.u16.bin")
+    assert stream(corpus("tokens", tmp_path / "x.u16.bin", vocab=128_000)) == (TOKENS * 200).tolist()
+
+
+def test_lines_of_json_are_documents(tmp_path):
+    lines = [{"text": "the first, é\n"}, {"text": "the second " * 20, "url": "x"}]
+    path = write(tmp_path / "a.jsonl", "\n".join(json.dumps(line) for line in lines) + "\n\n")
+    read = corpus("files", path)
+    assert bytes(stream(read)) == "\0".join(line["text"] for line in lines).encode()
+    assert read.separator == "a NUL byte"
+    assert bytes(stream(corpus("files", path, separator="none"))) == "".join(line["text"] for line in lines).encode()
+    assert bytes(stream(corpus("files", path, separator="\n--\n"))).count(b"\n--\n") == 1
+    assert "a.jsonl, line 1: has no text in 'content' (it has text); set data.text_field" in refusal(
+        "files", path, text_field="content"
+    )
+    write(path, '{"text": "a"}\nplain\n')
+    assert "a.jsonl, line 2: is no JSON object" in refusal("files", path)
+
+
+def test_documents_end_with_the_tokenizers_end_token(tmp_path):
+    pytest.importorskip("tokenizers")
+    plain = {**WORD_TOKENIZER, "post_processor": None}
+    plain["added_tokens"] = [{**WORD_TOKENIZER["added_tokens"][0], "content": "<|endoftext|>"}]
+    words = write(tmp_path / "plain.json", json.dumps(plain))
+    write(tmp_path / "text" / "a.txt", "the cat sat " * 20)
+    write(tmp_path / "text" / "b.txt", "cat dog " * 20)
+    apart = corpus("files", tmp_path / "text", vocab=7, tokenizer=words)
+    assert stream(apart) == [1, 2, 3] * 20 + [6] + [2, 0] * 20 + [6]
+    assert apart.separator == "<|endoftext|>"
+    fused = corpus("files", tmp_path / "text", vocab=7, tokenizer=words, separator="none")
+    assert stream(fused) == [1, 2, 3] * 20 + [2, 0] * 20
+    assert "is no token of" in refusal("files", tmp_path / "text", vocab=7, tokenizer=words, separator="<nothing>")
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    path = write(tmp_path / "a.txt", b"\xef\xbb\xbf" + b"plain text " * 30)
+    assert bytes(stream(corpus("files", path))) == b"plain text " * 30

@@ -106,3 +106,12 @@ def test_advise_prints_one_document():
 )
 def test_advise_refuses_bad_input(arguments):
     run("advise", *arguments, error=BadInput)
+
+
+def test_a_data_file_that_is_missing_is_found_before_the_run(tmp_path):
+    lost = ["check", "--set", "data.corpus=files", "--set", f"data.path={tmp_path / 'lost.txt'}", "--json"]
+    (finding,) = json.loads(run(*lost, error=Refused))["findings"]
+    assert finding["name"] == "data" and "lost.txt does not exist" in finding["message"]
+    run(*lost, "--allow", "data")
+    (tmp_path / "lost.txt").write_text("there")
+    assert json.loads(run(*lost))["ok"]

@@ -104,6 +104,11 @@ class DataConfig(Section):
     )
     path: str | None = Field(default=None, description="Of corpus files and tokens: a file, a folder or a glob.")
     tokenizer: str | None = Field(default=None, description="A tokenizer.json for text (default: bytes).")
+    text_field: str = Field(default="text", description="Of corpus files: the field of a .jsonl line that is read.")
+    separator: str = Field(
+        default="auto",
+        description="Of corpus files: what stands between documents, none, or auto (end token; for bytes NUL).",
+    )
     heldout: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         default=0.05, description="Share of the corpus kept for evaluation."
     )

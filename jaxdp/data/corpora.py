@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 from jaxdp import cache
 from jaxdp.config import Config
 from jaxdp.data import synthetic, text, token_files
+from jaxdp.data.text import NO_SEPARATOR
 from jaxdp.errors import BadInput
 
 SCANNED_TOKENS = 2**18  # at a time: fits a core's cache
@@ -29,6 +31,7 @@ class Corpus:
     heldout_tokens: np.ndarray
     unigram_entropy_nats: float  # of the training split: what guessing by frequency alone would reach
     best_loss_nats: float | None  # the source's entropy, where it is known
+    separator: str | None = None  # what stands between documents, where there are several
 
 
 class Stream(NamedTuple):
@@ -36,6 +39,7 @@ class Stream(NamedTuple):
     tokens: np.ndarray
     file: Path | None = None  # that the tokens are mapped from
     best_loss_nats: float | None = None
+    separator: str | None = None  # between documents, where there are several
 
 
 def open_corpus(config: Config) -> Corpus:
@@ -52,7 +56,17 @@ def open_corpus(config: Config) -> Corpus:
         heldout_tokens,
         facts["unigram_entropy_nats"],
         stream.best_loss_nats,
+        stream.separator,
     )
+
+
+def refuse_absent(config: Config) -> None:
+    """Raises `BadInput` where a file that `config.data` names is missing or unreadable; reads nothing of it."""
+    named = [("data.path", config.data.path), ("data.tokenizer", config.data.tokenizer)]
+    for key, value in named:
+        for file in text.paths_of(_user_path(key, value), key) if value else ():
+            if not os.access(file, os.R_OK):
+                raise BadInput(f"{key}: {file} cannot be read")
 
 
 def _open_stream(config: Config) -> Stream:
@@ -63,16 +77,22 @@ def _open_stream(config: Config) -> Stream:
         tokens = synthetic.markov_tokens(config.train.seed)
         return Stream("synthetic", tokens, best_loss_nats=synthetic.entropy_rate_nats())
     if data.corpus == "tokens":
-        file = _user_path("data.path", data.path)
-        return Stream(str(file), token_files.open_tokens(file, config.model.vocab), file)
+        path = _user_path("data.path", data.path)
+        files = text.paths_of(path)
+        tokens = token_files.open_shards(files, config.model.vocab)
+        return Stream(str(path), tokens, files[0] if len(files) == 1 else None)
     if data.corpus == "files":
         path = _user_path("data.path", data.path)
-        name, documents = str(path), text.file_documents(path)
+        name, documents = str(path), text.file_documents(path, data.text_field)
+        separator = data.separator
     else:
-        name, documents = "stdlib", text.stdlib_documents()
+        name, documents, separator = "stdlib", text.stdlib_documents(), NO_SEPARATOR
     if data.tokenizer:
-        return Stream(name, text.encoded(documents, _user_path("data.tokenizer", data.tokenizer)))
-    return Stream(name, text.byte_tokens(documents))
+        tokens, named = text.encoded(documents, _user_path("data.tokenizer", data.tokenizer), separator)
+    else:
+        between, named = text.byte_separator(separator)
+        tokens = text.byte_tokens(documents, between)
+    return Stream(name, tokens, separator=named if len(documents) > 1 else None)
 
 
 def _user_path(key: str, path: str | None) -> Path:

@@ -72,6 +72,7 @@ class Data:
             "heldout_sequences": len(self.heldout_RxW),
             "unigram_entropy_nats": corpus.unigram_entropy_nats,
             "best_loss_nats": corpus.best_loss_nats,
+            "separator": corpus.separator,
         }
 
     def _records(self, step: int, start: int, count: int) -> np.ndarray:

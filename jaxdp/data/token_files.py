@@ -1,5 +1,6 @@
 """Files of tokens that another program prepared, memory-mapped (no JAX, and nothing is unpickled)."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -7,15 +8,27 @@ import numpy as np
 from jaxdp.errors import BadInput
 
 DTYPES = (np.dtype(np.uint8), np.dtype("<u2"), np.dtype("<u4"))
+# llm.c's header, which modded-nanogpt took over: 256 words (magic, version, tokens). GPT-2's tokens, then Llama 3's.
+HEADER_BYTES = 1024
+MAGICS = {20240520: DTYPES[1], 20240801: DTYPES[2]}
 SNIFFED_BYTES = 2**20
+
+
+def open_shards(files: Sequence[Path], vocab: int) -> np.ndarray:
+    """The 1-D tokens of one file, mapped, or of several one after the other, which takes memory for all of them."""
+    shards = [open_tokens(file, vocab) for file in files]
+    if len({shard.dtype for shard in shards}) > 1:
+        kinds = ", ".join(f"{file.name} {shard.dtype.name}" for file, shard in zip(files, shards, strict=True))
+        raise BadInput(f"data.path: its files hold tokens of different types ({kinds[:200]}); name those of one type")
+    return shards[0] if len(shards) == 1 else np.concatenate(shards)
 
 
 def open_tokens(file: Path, vocab: int) -> np.ndarray:
     """The 1-D tokens of a file: `.npy` (uint8, uint16, uint32), `.u16.bin`, `.u32.bin` or a plain `.bin`.
 
-    `.bin` files are little-endian without a header. A plain `.bin` is uint32 where the vocabulary needs it
-    or the upper half of every 32-bit word at its start is zero, else uint16. Raises `BadInput` with the
-    file's name if it is missing, empty, truncated or of another type.
+    `.bin` files are little-endian; llm.c's header says what follows it. A plain `.bin` without one is uint32 where the
+    upper half of every 32-bit word at its start is zero, else uint16, which a larger vocabulary refuses to guess.
+    Raises `BadInput` with the file's name if it is missing, empty, truncated or of another type.
     """
     try:
         if not file.is_file():
@@ -51,14 +64,31 @@ def _open_npy(file: Path) -> np.ndarray:
 def _open_bin(file: Path, vocab: int) -> np.ndarray:
     if file.suffix != ".bin":
         raise BadInput(f"data.path: {file} is neither .bin nor .npy; for text use data.corpus=files")
-    dtype = {".u16": DTYPES[1], ".u32": DTYPES[2]}.get(Path(file.stem).suffix) or _sniff(file, vocab)
     size = file.stat().st_size
+    if (header := _header(file, size)) is not None:
+        return header
+    dtype = {".u16": DTYPES[1], ".u32": DTYPES[2]}.get(Path(file.stem).suffix) or _sniff(file, vocab)
     if size % dtype.itemsize:
         raise BadInput(
             f"data.path: {file} has {size} bytes, not a whole number of {dtype.name} tokens; "
             "it is truncated, or needs the suffix .u16.bin or .u32.bin"
         )
     return _mapped(file, dtype, start=0)
+
+
+def _header(file: Path, size: int) -> np.ndarray | None:
+    """The tokens that follow llm.c's header; None where there is none."""
+    with file.open("rb") as opened:
+        words = np.frombuffer(opened.read(HEADER_BYTES), "<u4", count=min(size, HEADER_BYTES) // 4)
+    if len(words) < HEADER_BYTES // 4 or int(words[0]) not in MAGICS or words[1] not in (1, 7):
+        return None
+    dtype, promised = MAGICS[int(words[0])], int(words[2])
+    if size - HEADER_BYTES != promised * dtype.itemsize:
+        raise BadInput(
+            f"data.path: {file} is truncated or damaged: its header promises {promised} {dtype.name} tokens, "
+            f"{(size - HEADER_BYTES) / dtype.itemsize:g} follow"
+        )
+    return _mapped(file, dtype, HEADER_BYTES)
 
 
 def _mapped(file: Path, dtype: np.dtype, start: int) -> np.ndarray:
@@ -68,12 +98,17 @@ def _mapped(file: Path, dtype: np.dtype, start: int) -> np.ndarray:
 
 
 def _sniff(file: Path, vocab: int) -> np.dtype:
-    if vocab > 2**16:
-        return DTYPES[2]
     with file.open("rb") as opened:
         start = opened.read(SNIFFED_BYTES)
     words = np.frombuffer(start[: len(start) // 4 * 4], "<u4")
-    return DTYPES[2] if words.size and words.max() < 2**16 else DTYPES[1]
+    if words.size and words.max() < max(vocab, 2**16):
+        return DTYPES[2]
+    if vocab > 2**16:
+        raise BadInput(
+            f"data.path: {file} holds uint16 tokens, or uint32 ones beyond model.vocab={vocab}; "
+            "name it .u16.bin if it is the first, else raise model.vocab"
+        )
+    return DTYPES[1]
 
 
 def _brief(error: Exception) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxdp.config import Config
+from jaxdp.errors import BadInput
 from jaxdp.models.shapes import parameters
 from jaxdp.predict.sharding import Leaf, Shards, mesh_config, mesh_devices, workers
 from jaxdp.strategies.flat_layout import flat_layout
@@ -155,6 +156,18 @@ def _meant_to_cut(config: Config, placed: Shards) -> frozenset[str]:
     params = cut.params is not None or any(leaf.params.axis for leaf in placed.leaves)
     optimizer = params or cut.optimizer is not None or any(leaf.optimizer.axis for leaf in placed.leaves)
     return frozenset(kind for kind, meant in (("params", params), ("optimizer", optimizer)) if meant)
+
+
+def data(config: Config) -> Iterator[Diagnostic]:
+    """Files that the config names and this machine lacks; of a user's task only the task knows."""
+    from jaxdp.data.corpora import refuse_absent
+
+    if config.task:
+        return
+    try:
+        refuse_absent(config)
+    except BadInput as error:
+        yield Diagnostic("data", "error", str(error), "correct the path, or pass --allow data if it lies elsewhere")
 
 
 def memory(config: Config, needed: int, memory_bytes: int | None) -> Iterator[Diagnostic]:

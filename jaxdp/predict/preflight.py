@@ -16,7 +16,7 @@ from jaxdp.predict.memory import memory
 from jaxdp.predict.sharding import Leaf, shards
 from jaxdp.strategies.rules import ShardRule
 
-ERRORS = ("block_split", "batch_undivided", "group_undivided", "bad_spec", "memory", "unplanned_collective")
+ERRORS = ("block_split", "batch_undivided", "group_undivided", "bad_spec", "memory", "unplanned_collective", "data")
 WARNINGS = ("replicated", "uneven")
 FORMER = ("undivided_dim",)  # allowed still, though any count of devices divides now
 NO_PROGRAM = ("batch_undivided", "group_undivided", "bad_spec")  # a check may let them pass, a run cannot

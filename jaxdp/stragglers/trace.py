@@ -12,7 +12,7 @@ from jaxdp.errors import BadInput
 def read_trace(path: str) -> np.ndarray:
     """Seconds of computing, [steps, workers], of a CSV with header `step,0,1,...`; raises `BadInput` with the line."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise BadInput(f"{path}: cannot be read ({reason})") from None
