@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,11 +44,12 @@ class ConfigOptions:
     set_: SetOption = field(default_factory=list)
     print_config: PrintConfigOption = False
 
-    def load(self, keys: Mapping[str, Any]) -> "list[Config]":
-        """One config for each strategy that is named."""
+    def load(self, keys: Mapping[str, Any], record: Path | None = None) -> "list[Config]":
+        """One config for each strategy that is named; without a config that of a run's record, if there is one."""
         from jaxdp.config import load_strategies
 
-        return load_strategies(self.config, self.set_, keys)
+        recorded = [str(record)] if record and record.is_file() else []
+        return load_strategies(self.config or recorded, self.set_, keys)
 
     @property
     def words(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -55,7 +56,8 @@ def train(
     from jaxdp.job.processes import agreed
 
     with StopFlag(agreed) as stop, job_options.find(stop) as job:
-        configs = source.load(keys)
+        resumed = own.resume != "never" and folder.run_dir
+        configs = source.load(keys, Path(folder.run_dir or "") / "run.json" if resumed else None)
         if len(configs) > 1:
             raise BadInput(f"--strategy {keys['strategy.name']}: train takes one; compare several with jaxdp bench")
         if source.print_config:
@@ -79,4 +81,6 @@ def train(
         loss, heldout = ("-" if x is None else f"{x:.4f}" for x in (summary.loss, summary.eval_loss))
         say(f"step {summary.step}: loss {loss}, held-out loss {heldout}; records: {summary.run_dir}")
     if stop.exit_code is not None:
+        if job.first:
+            say(f"stopped at step {summary.step}; go on with: jaxdp train --run-dir {summary.run_dir} --resume auto")
         raise typer.Exit(stop.exit_code)

@@ -84,7 +84,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What `jaxdp bench` found for one strategy. `tokens_*` count the task's `unit`; `tokens_per_second` is global."""
+    """What `jaxdp bench` found for one strategy. `tokens_*` count the task's `unit`; `tokens_per_second` is global.
+
+    `diverged`: the loss ended above its start or above guessing, so that the figures are of no training.
+    """
 
     strategy: str
     devices: int
@@ -106,6 +109,7 @@ class BenchResult:
     collective_bytes_per_device: int | None
     collective_bytes_minimum: int
     loss: dict[str, float]
+    diverged: bool
     settings: dict[str, Any]
     run_dir: str | None
     how: dict[str, How]

@@ -36,6 +36,7 @@ def result(strategy: str, devices: int, rate: float, *, batch: int = 16, **chang
         collectives=[],
         collective_bytes_per_device=2**20,
         collective_bytes_minimum=2**20,
+        diverged=False,
         loss={"first": 5.0, "last": 3.0},
         settings={},
         run_dir=None,

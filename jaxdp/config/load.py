@@ -12,9 +12,11 @@ from jaxdp.config.schema import Config, Section
 from jaxdp.errors import BadInput
 from jaxdp.registry import load_plugins
 from jaxdp.strategies.rows import STRATEGIES, all_strategies
+from jaxdp.strict_json import from_json
 from jaxdp.suggest import suggest
 
 SHIPPED = Path(__file__).parents[1] / "configs"
+RECORD = "run.json"
 
 AnySection = TypeVar("AnySection", bound=Section)
 
@@ -24,12 +26,13 @@ def load(
 ) -> Config:
     """The config of a TOML file or shipped name (nano if none), or of several; then `a.b=c` overrides, then flags.
 
-    What comes later wins. `flags` maps dotted keys to values; None means not given.
+    A run's record (`run.json`) is a source too. What comes later wins.
+    `flags` maps dotted keys to values; None means not given.
     Raises `BadInput` naming the file or the key, and the nearest valid key.
     """
     merged: dict[str, Any] = {}
     for source in [sources] if isinstance(sources, str) else sources or ("nano",):
-        _merge(merged, read_toml(find(source)))
+        _merge(merged, _read(find(source)))
     for override in overrides:
         _merge(merged, parse_override(override))
     for key, value in (flags or {}).items():
@@ -102,6 +105,28 @@ def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         nested = isinstance(value, Mapping) and value
         found |= dotted(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_toml(path) if path.name != RECORD else _recorded(path)
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    """The config of a run's record."""
+    try:
+        values = from_json(path.read_bytes())["config"]
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise BadInput(f"{path}: is no record of a run") from None
+    if not isinstance(values, dict):
+        raise BadInput(f"{path}: is no record of a run")
+    return _without_none(values)
+
+
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    pairs = ((key, _without_none(value) if isinstance(value, Mapping) else value) for key, value in table.items())
+    return {key: value for key, value in pairs if value is not None}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

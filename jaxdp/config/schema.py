@@ -156,6 +156,7 @@ class TrainConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = Field(
         default=0, description="Seed of parameters, data order and dropout."
     )
+    keep_checkpoints: Count = Field(default=3, description="The newest checkpoints that are kept.")
     on_nonfinite: Literal["stop", "skip"] = Field(default="stop", description="A loss or gradient that is not finite.")
 
     def dtype_on(self, platform: str) -> str:

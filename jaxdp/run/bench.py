@@ -13,6 +13,7 @@ from jaxdp.job.attribution import attribute_lateness
 from jaxdp.predict.preflight import Report
 from jaxdp.records import BenchResult, StepRecord, StepTime, Window, step_time
 from jaxdp.run import facts, oom
+from jaxdp.run.divergence import divergence
 from jaxdp.run.factory import Run, make_run
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
@@ -182,7 +183,11 @@ def _result(prepared: Prepared, measured: Measured, until_loss: float | None) ->
     rate = units / (measured.mean_step_s if config.stragglers else seconds.median)
     communication = facts.communication_of(run)
     use = facts.utilisation(run, rate)
-    race = {"time_to_loss_s": measured.time_to_loss_s, "steps_to_loss": measured.steps_to_loss}
+    losses = [record.loss for record in measured.records]
+    failing = divergence(losses[0], losses, config)
+    race: dict[str, Any] = {"time_to_loss_s": measured.time_to_loss_s, "steps_to_loss": measured.steps_to_loss}
+    race = dict.fromkeys(race) if failing else race
+    known = facts.notes(run, use, [f.message for f in _report(prepared, config).findings], prepared.machines)
     return BenchResult(
         strategy=config.strategy.name,
         devices=len(run.devices),
@@ -203,11 +208,12 @@ def _result(prepared: Prepared, measured: Measured, until_loss: float | None) ->
         collectives=communication.rows,
         collective_bytes_per_device=communication.bytes_per_device,
         collective_bytes_minimum=communication.minimum,
-        loss={"first": measured.records[0].loss, "last": measured.records[-1].loss},
+        loss={"first": losses[0], "last": losses[-1]},
+        diverged=failing is not None,
         settings=facts.settings(run, prepared.xla_flags),
         run_dir=str(prepared.folder.path / _prefix(prepared, config)),
         how=facts.HOW,
-        notes=facts.notes(run, use, [f.message for f in _report(prepared, config).findings], prepared.machines),
+        notes=[f"{config.strategy.name} {failing}", *known] if failing else known,
         extra={**facts.extra(run), **(race if until_loss is not None else {}), **_ranks(prepared, measured)},
     )
 

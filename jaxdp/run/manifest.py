@@ -88,6 +88,9 @@ def read(folder: Path) -> Manifest:
         raise Damaged(f"{path}: no whole manifest") from None
     if not intact:
         raise Damaged(f"{path}: not what was written (its own SHA-256 differs)")
+    step = manifest.metadata.get("step")
+    if STEP.fullmatch(folder.name) and step is not None and step != int(folder.name):
+        raise Damaged(f"{folder}: is a copy of the checkpoint of step {step} under another number")
     return manifest
 
 

@@ -15,11 +15,13 @@ from jaxdp.records import StepRecord
 from jaxdp.run import manifest, oom
 from jaxdp.run.bench import refuse_nonfinite
 from jaxdp.run.checkpoint import Checkpoints
+from jaxdp.run.divergence import LAST, divergence
 from jaxdp.run.factory import Run, make_run
 from jaxdp.run.folder import NoLines, RunFolder
 from jaxdp.run.prepare import Prepared
 from jaxdp.run.provenance import provenance
-from jaxdp.strict_json import JsonLines, keep_lines
+from jaxdp.run.segments import changes, continued, earlier, refuse_other_split
+from jaxdp.strict_json import JsonLines, from_json, keep_lines
 from jaxdp.units import seconds_text
 from jaxdp.workload import unit, units_per_batch
 
@@ -35,7 +37,10 @@ Observer = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """`loss` is the last step's, `eval_loss` the mean over every held-out unit; `tokens` counts the task's `unit`."""
+    """`loss` is the last step's, `eval_loss` the mean over every held-out unit; `tokens` counts the task's `unit`.
+
+    `diverged`: the loss ended above the run's first one, or above guessing.
+    """
 
     strategy: str
     devices: int
@@ -48,6 +53,7 @@ class TrainSummary:
     resumed_from: int | None
     run_dir: str
     stopped: bool
+    diverged: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,9 +78,10 @@ def train(
     end = steps or config.train.steps
     directory = folder.file("checkpoints")
     processes.on_first(lambda: _refuse_other_run(config, prepared, resume))
+    before = processes.on_first(lambda: earlier(folder.path)) if resume != "never" else None
     _refuse_unshared(folder.path)
     made = make_run(config, prepared.data, prepared.devices, hosts=prepared.hosts)
-    with closing(made) as run, Checkpoints(directory) as checkpoints:
+    with closing(made) as run, Checkpoints(directory, keep=config.train.keep_checkpoints) as checkpoints:
         restored = None
         if resume != "never":
             restored = checkpoints.restore(resume, run.abstract_state(), must_match=_identity(config, prepared))
@@ -82,11 +89,14 @@ def train(
             run.start()
         else:
             run.start(restored.state, restored.metadata.get("server"))
-        _record_start(prepared, run, resume)
         last_loss = None if restored is None else restored.metadata.get("loss")
-        if run.next_step >= end:
+        idle = run.next_step >= end
+        if idle:
             observe(0, f"the checkpoint of step {run.next_step} is at or past the last step, {end}: nothing to train")
         else:
+            _record_start(prepared, run, resume, before)
+            if before and restored and (changed := changes(before, config)):
+                observe(0, f"changed since step {restored.step}: {', '.join(changed)}")
             with oom.named("compiling", config, prepared.reports[0]):
                 run.compile()
             observe(run.next_step, f"compiled in {run.compile_s:.1f} s")
@@ -94,12 +104,22 @@ def train(
                 observe(
                     0, f"steps after {config.train.steps} train at a rate of 0; --set train.steps={end} stretches it"
                 )
-        with folder.lines("steps.jsonl") as lines, oom.named("training", config, prepared.reports[0]):
-            last = _loop(run, end, save_every, eval_every, checkpoints, lines, prepared, observe, stop)
-        last_loss = last.loss if last else last_loss
-        checkpoints.save(run.next_step, run.state, _metadata(config, prepared, run, last_loss))
-        eval_loss = run.evaluate(stop)
+        log = (lambda name: NoLines()) if idle else folder.lines
+        with (
+            log("steps.jsonl") as lines,
+            log("evaluations.jsonl") as evaluations,
+            oom.named("training", config, prepared.reports[0]),
+        ):
+            losses = _loop(run, end, save_every, eval_every, checkpoints, (lines, evaluations), prepared, observe, stop)
+            last_loss = losses[-1] if losses else last_loss
+            if not idle:
+                checkpoints.save(run.next_step, run.state, _metadata(config, prepared, run, last_loss))
+            eval_loss = run.evaluate(stop)
+            _record_evaluation(evaluations, run, eval_loss)
         checkpoints.wait()
+        failing = divergence(processes.on_first(lambda: _first_loss(folder)), losses, config)
+        if failing:
+            observe(0, failing)
         summary = TrainSummary(
             strategy=config.strategy.name,
             devices=len(run.devices),
@@ -112,8 +132,10 @@ def train(
             resumed_from=None if restored is None else restored.step,
             run_dir=str(folder.path),
             stopped=stop.requested,
+            diverged=failing is not None,
         )
-    folder.write_json("summary.json", summary.to_json())
+    if not idle:
+        folder.write_json("summary.json", summary.to_json())
     return summary
 
 
@@ -123,13 +145,14 @@ def _loop(
     save_every: int,
     eval_every: int,
     checkpoints: Checkpoints,
-    lines: JsonLines | NoLines,
+    logs: tuple[JsonLines | NoLines, JsonLines | NoLines],
     prepared: Prepared,
     observe: Observer,
     stop: StopFlag,
-) -> StepRecord | None:
-    """Windows until the end or a stop; returns the last step's record."""
-    last = None
+) -> list[float | None]:
+    """Windows until the end or a stop; returns the losses of the last steps. `logs` are of steps and evaluations."""
+    losses: list[float | None] = []
+    lines, evaluations = logs
     size = 1
     while run.next_step < end and not stop:
         reach = min(end, _next(run.next_step, save_every, end), _next(run.next_step, eval_every, end))
@@ -139,20 +162,38 @@ def _loop(
             lines.append(record.to_json())
         refuse_nonfinite(run.config, window.records)
         last = window.records[-1]
+        losses = [*losses, *(record.loss for record in window.records)][-2 * LAST :]
         size = processes.broadcast(max(1, min(MAX_STEPS, int(WINDOW_S / last.step_time_s))))
         observe(run.next_step - before, step_line(run, last))
         if save_every and run.next_step % save_every == 0:
             checkpoints.save(run.next_step, run.state, _metadata(run.config, prepared, run, last.loss))
         if eval_every and run.next_step % eval_every == 0 and run.next_step < end:
-            found = run.evaluate(stop)
-            observe(0, "" if found is None else f"held-out loss {found:.4f}")
-    return last
+            heldout = run.evaluate(stop)
+            _record_evaluation(evaluations, run, heldout)
+            observe(0, "" if heldout is None else f"held-out loss {heldout:.4f}")
+    return losses
+
+
+def _record_evaluation(evaluations: JsonLines | NoLines, run: Run, loss: float | None) -> None:
+    """The held-out loss after so many steps; None where a stop cut the evaluation short."""
+    if loss is not None:
+        tokens = run.next_step * units_per_batch(run.config)
+        evaluations.append({"step": run.next_step, "tokens": tokens, "eval_loss": loss})
+
+
+def _first_loss(folder: RunFolder) -> float | None:
+    """The run's first loss, whoever trained that step."""
+    with folder.file("steps.jsonl").open(encoding="utf-8") as lines:
+        first = lines.readline()
+    return from_json(first.encode())["loss"] if first.endswith("\n") else None
 
 
 def _refuse_other_run(config: Config, prepared: Prepared, resume: Resume) -> None:
     directory = prepared.folder.file("checkpoints")
     if resume != "never" and (found := manifest.peek(directory, resume)):
         manifest.refuse_other(found[1].metadata, _identity(config, prepared), directory)
+        if before := earlier(prepared.folder.path):
+            refuse_other_split(before, config, prepared.folder.path)
 
 
 def _refuse_unshared(folder: Path) -> None:
@@ -211,11 +252,12 @@ def _metadata(config: Config, prepared: Prepared, run: Run, loss: float | None) 
     }
 
 
-def _record_start(prepared: Prepared, run: Run, resume: Resume) -> None:
+def _record_start(prepared: Prepared, run: Run, resume: Resume, before: dict[str, Any] | None) -> None:
     folder: RunFolder = prepared.folder
     if resume != "never" and folder.writes:  # also without a checkpoint: then all steps are taken again
         keep_lines(folder.file("steps.jsonl"), lambda row: row["step"] < run.next_step)
+        keep_lines(folder.file("evaluations.jsonl"), lambda row: row["step"] <= run.next_step)
     document = provenance(
         run.config, run.devices, prepared.data.describe(), prepared.reports[0].to_json(), prepared.xla_flags
     )
-    folder.write_json("run.json", document)
+    folder.write_json("run.json", {**document, "segments": continued(before, document, run.next_step)})

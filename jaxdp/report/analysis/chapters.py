@@ -15,7 +15,7 @@ OVERVIEW = (q.THROUGHPUT, q.STATE, q.SENT, q.COMMUNICATION, q.LAST_LOSS)
 
 def overview(cells: Sequence[RunGroup], curves: Sequence[Curve], bends: Sequence[Bend], missing: int) -> Section:
     """What was measured, what stands out, and what a reader must keep in mind."""
-    facts = [*_fastest(cells), *(f"**{bend.label}**: {bend.statement}." for bend in bends)]
+    facts = [*_diverged(cells), *_fastest(cells), *(f"**{bend.label}**: {bend.statement}." for bend in bends)]
     if missing:
         facts.append(f"{missing} of the runs gave no result; they are listed at the end.")
     prose = "\n\n".join(filter(None, [*caveats(cells), "\n".join(f"- {fact}" for fact in facts)]))
@@ -48,12 +48,24 @@ def caveats(cells: Sequence[RunGroup]) -> list[str]:
     return said
 
 
+def _diverged(cells: Sequence[RunGroup]) -> list[str]:
+    """What did not train, first of all: its speed is worth nothing."""
+    said = []
+    for cell in (cell for cell in cells if cell.diverged):
+        losses = [(run.result or {}).get("loss") or {} for run in cell.runs if (run.result or {}).get("diverged")]
+        first, last = losses[0].get("first"), losses[0].get("last")
+        how = f": its loss went from {first:.2f} to {last:.2f}" if first is not None and last is not None else ""
+        said.append(f"**{cell.name} diverged**{how}; it is not ranked.")
+    return said
+
+
 def _fastest(cells: Sequence[RunGroup]) -> list[str]:
     """For each set of conditions: the fastest on the most devices, whether beyond the spread, and the leanest."""
     said = []
     for conditions, own in by_conditions(cells):
         most = max(cell.devices for cell in own)
-        rates = [(rate, cell) for cell in own if cell.devices == most and (rate := cell.spread(q.THROUGHPUT))]
+        able = [cell for cell in own if cell.devices == most and not cell.diverged]
+        rates = [(rate, cell) for cell in able if (rate := cell.spread(q.THROUGHPUT))]
         if len(rates) < 2:
             continue
         where = f"On {most} devices" + (f" ({conditions})" if conditions else "")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from jaxdp.strict_json import from_json, read_lines
 TABLE = "table.jsonl"
 DEPTH = 3  # folders below the given one in which runs are looked for
 Settings = Mapping[str, Any]
+Span = tuple[float, float]  # the first step, and the one after the last
+WHOLE: Span = (0, inf)
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,12 @@ class Measurement:
     findings: Sequence[Settings] | None
     record: Settings = field(default_factory=dict)
     folder: Path | None = None
+    span: Span = WHOLE
 
     @cached_property
     def steps(self) -> Steps | None:
         """Its loss against tokens and time; None without records."""
-        return _steps(self.folder, self.tokens_per_step) if self.folder else None
+        return _steps(self.folder, self.tokens_per_step, self.span) if self.folder else None
 
     @property
     def tokens_per_step(self) -> int | None:
@@ -60,7 +63,7 @@ def load(folder: Path, source: str) -> list[Measurement]:
         raise BadInput(f"{folder}: no such folder; give the folder of a bench, train or sweep")
     found = []
     for place in _places(folder):
-        found += _load_sweep(place, source) if (place / TABLE).is_file() else [_load_run(place, folder, source)]
+        found += _load_sweep(place, source) if (place / TABLE).is_file() else _load_run(place, folder, source)
     if not found:
         raise BadInput(f"{folder}: holds neither a run (run.json) nor a sweep ({TABLE}); give the folder of one")
     return found
@@ -76,18 +79,41 @@ def _places(folder: Path, depth: int = DEPTH) -> list[Path]:
     return [place for entry in inner for place in _places(entry, depth - 1)]
 
 
-def _load_run(folder: Path, root: Path, source: str) -> Measurement:
+def _load_run(folder: Path, root: Path, source: str) -> list[Measurement]:
+    """A bench, or a training: one measurement for each part of it that was trained in another way."""
     record = read_record(folder / "run.json")
     summary = read_object(folder / "summary.json") if (folder / "summary.json").is_file() else {}
     if problem := _result_problem(summary):
         raise BadInput(f"{folder / 'summary.json'}: {problem}; was it written by another version?")
+    name = str(Path(source) / folder.relative_to(root))
+    segments: list[Settings] = []
+    for segment in record.get("segments") or [{"from_step": 0}]:
+        if not segments or _how(segment) != _how(segments[-1]):  # stopped and gone on with alike, it is one
+            segments.append(segment)
+    ends = [*(segment["from_step"] for segment in segments[1:]), inf]
+    found = []
+    for segment, end in zip(segments, ends, strict=True):
+        span = (segment["from_step"], end)
+        last = end == inf
+        part = record | {key: value for key, value in segment.items() if key != "from_step"}
+        where = "" if len(segments) == 1 else f", from step {span[0]}" if last else f", steps {span[0]} to {end}"
+        found.append(_part(part, summary if last else {}, folder, name + where, source, span))
+    return found
+
+
+def _how(segment: Settings) -> tuple[Any, ...]:
+    return segment.get("config"), [device.get("kind") for device in segment.get("devices") or ()]
+
+
+def _part(record: Settings, summary: Settings, folder: Path, name: str, source: str, span: Span) -> Measurement:
     config = _mapping(record.get("config"))
     chosen = _mapping(config.get("strategy"))
     benched = "step_time_s" in summary
-    result = summary if benched else from_steps(record, summary, _steps(folder, _tokens_per_step(record)))
+    steps = None if benched else _steps(folder, _tokens_per_step(record), span)
+    result = summary if benched else from_steps(record, summary, steps)
     return Measurement(
         source=source,
-        name=str(Path(source) / folder.relative_to(root)),
+        name=name,
         strategy=canonical(str(summary.get("strategy") or chosen.get("name") or "unknown"), chosen.get("unit")),
         devices=int(summary.get("devices") or len(record.get("devices") or ())),
         axes={},
@@ -99,6 +125,7 @@ def _load_run(folder: Path, root: Path, source: str) -> Measurement:
         findings=_mapping(record.get("preflight")).get("findings"),
         record=record,
         folder=folder,
+        span=span,
     )
 
 
@@ -178,6 +205,7 @@ def read_record(path: Path) -> dict[str, Any]:
         *((key, isinstance(record.get(key, {}), Mapping)) for key in ("config", "versions", "machine", "preflight")),
         ("devices", _all_mappings(record.get("devices", []))),
         ("preflight.findings", _all_mappings(findings)),
+        ("segments", _all_segments(record.get("segments", []))),
     ]
     if wrong := [key for key, right in forms if not right]:
         raise BadInput(f"{path}: {wrong[0]} has another form than a run's of this version")
@@ -188,12 +216,17 @@ def _all_mappings(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, Mapping) for value in values)
 
 
-def _steps(folder: Path, tokens_per_step: int | None) -> Steps | None:
+def _all_segments(values: Any) -> bool:
+    return _all_mappings(values) and all(type(value.get("from_step")) is int for value in values)
+
+
+def _steps(folder: Path, tokens_per_step: int | None, span: Span) -> Steps | None:
     path = folder / "steps.jsonl"
     if tokens_per_step is None or not path.is_file():
         return None
     try:
-        return Steps.of(_lines(path), tokens_per_step)
+        rows = [row for row in _lines(path) if span == WHOLE or span[0] <= row["step"] < span[1]]
+        return Steps.of(rows, tokens_per_step)
     except (KeyError, TypeError) as error:
         raise BadInput(f"{path}: a line lacks, or has a wrong, {error}; it is no log of jaxdp's") from None
 

@@ -39,6 +39,10 @@ class RunGroup:
             filter(None, [self.label, f"{self.devices} device{'s' if self.devices > 1 else ''}", self.conditions])
         )
 
+    @property
+    def diverged(self) -> bool:
+        return any((run.result or {}).get("diverged") for run in self.runs)
+
     @cached_property
     def findings(self) -> dict[str, Mapping[str, Any]]:
         """The pre-flight's findings, by name."""
@@ -209,7 +213,8 @@ def with_time_to_loss(measurements: Sequence[Measurement]) -> tuple[list[Measure
     """
     marks = {}
     for conditions in dict.fromkeys(map(conditions_of, measurements)):
-        runs = [run for run in measurements if conditions_of(run) == conditions and run.result]
+        alike = [run for run in measurements if conditions_of(run) == conditions]
+        runs = [run for run in alike if run.result and not run.result.get("diverged")]
         lowest = [min(point.loss for point in curve) for run in runs if (curve := _smoothed(run))]
         if len(lowest) > 1 and not any(TIME_TO_LOSS.key in (run.result or {}) for run in runs):
             marks[conditions] = ceil(max(lowest) * 100) / 100
@@ -221,6 +226,6 @@ def _smoothed(run: Measurement) -> list[LossPoint]:
 
 
 def _timed(run: Measurement, mark: float | None) -> Measurement:
-    if mark is None or run.result is None or run.steps is None:
+    if mark is None or run.result is None or run.steps is None or run.result.get("diverged"):
         return run
     return replace(run, result={**run.result, TIME_TO_LOSS.key: run.steps.seconds_to(mark)})

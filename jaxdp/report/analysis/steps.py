@@ -98,5 +98,6 @@ def from_steps(record: Mapping[str, Any], summary: Mapping[str, Any], steps: Ste
         "step_time_s": asdict(seconds),
         "loss": {"first": steps.points[0].loss, "last": steps.points[-1].loss},
         "eval_loss": summary.get("eval_loss"),
+        "diverged": bool(summary.get("diverged")),
         "notes": [],
     }
