@@ -28,8 +28,11 @@ except OSError as error:
 
 @contextmanager
 def started(command: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """The command's process, without input and in a process group of its own; at the end of the `with` all of it is
-    ended: asked first, killed after `GRACE_S`. SIGKILL of this process kills it too."""
+    """The command's process, without input and in a process group of its own.
+
+    At the end of the `with` the whole group is terminated, and killed if it is still there after `GRACE_S`. It is killed
+    too when this process is.
+    """
     python = [sys.executable, "-I", "-S", "-c"]
     reaper = subprocess.Popen([*python, REAPER], stdin=subprocess.PIPE, start_new_session=True)
     assert reaper.stdin is not None

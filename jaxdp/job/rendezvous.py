@@ -15,7 +15,7 @@ from jaxdp.errors import BadInput, JaxdpError
 RETRY_S = 0.2
 REFUSAL_S = 30.0  # how long one that refuses waits for the others to tell them
 ANSWER_S = 10.0  # beyond the time that process 0 waits for the last one
-MAX_BYTES = 65_536  # a message's; longer ones are no process of ours
+MAX_BYTES = 65_536  # a message's; a longer one comes from another program
 MAX_CHARACTERS = 8000  # of a refusal
 LOOPBACK = ("127.0.0.1", "::1")
 

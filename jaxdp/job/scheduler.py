@@ -82,7 +82,7 @@ def _on_kubernetes(timeout_s: float) -> Job:
         raise BadInput(f"Kubernetes' variables: JAX can't read them ({' '.join(str(error).split())})") from None
     if address is None or processes is None or process_id is None:
         raise BadInput(
-            "Kubernetes numbers this pod, but JAX makes no job of it without jax[k8s]; "
+            "Kubernetes numbers this pod, but JAX cannot join it to a job without jax[k8s]; "
             "install that, or give --coordinator, --processes and --process-id"
         )
     return Job(parse_address(address), processes, process_id) if processes > 1 else Job()

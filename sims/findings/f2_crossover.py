@@ -169,7 +169,7 @@ def judge(evidence: Evidence) -> Finding:
     if len(crossed) < len(crossings):
         lacking = listed([f"{cluster} at {nic:g} Gb/s" for (cluster, nic), size in crossings.items() if not size])
         condition = (
-            f"{CONDITION}. It holds where a gather outlasts the computing of a block, which {lacking} never let it"
+            f"{CONDITION}. It holds where a gather takes longer than the computing of a block; on {lacking} none does"
         )
         return Finding("F2", CLAIM, condition, CONDITIONAL, reason, values)
     return Finding("F2", CLAIM, CONDITION, HOLDS, reason, values)

@@ -151,7 +151,7 @@ def judge(evidence: Evidence) -> Finding:
         )
     reason += f" and reaches a loss of {evidence.loss:g} {to_loss:.2f} times as fast"
     if even is not None and even < CLEARLY:
-        reason += f"; between even workers it makes {even:.2f} times DDP's, so it is the unevenness that it holds up to"
+        reason += f"; between even workers it makes {even:.2f} times DDP's, so the gain comes from the unevenness"
     return finding(HOLDS, CONDITION, reason)
 
 

@@ -21,8 +21,8 @@ def scaling(curves: Sequence[Curve], bends: Sequence[Bend]) -> Section | None:
     prose = (
         f"Efficiency is X_n / (n · X_1): throughput on n devices over n times that on {base}. Here: {held}.\n\n"
         "A bend is a device count that both a smaller and a larger one beat in efficiency, by 5 % and beyond their "
-        "spreads. In the study that this tool follows the interconnect was the first suspicion, and it was not: "
-        "a shard boundary had cut through a block."
+        "spreads. In the study that this tool follows, the interconnect was suspected first; the cause was "
+        "a shard boundary that cut through a block."
     )
     prose += "".join(f"\n\n**{bend.label}**: {bend.statement}." for bend in bends)
     charts = [
