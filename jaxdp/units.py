@@ -5,14 +5,14 @@ LONGEST_SECONDS = 600.0  # from which on minutes and hours say more
 
 
 def bytes_text(count: float | None) -> str:
-    """Bytes in the largest of KiB, MiB and GiB (2^10, 2^20, 2^30) of which there is a tenth; "-" for unknown."""
+    """Bytes in the largest of B, KiB, MiB and GiB (2^10, 2^20, 2^30) of which there is a tenth; "-" for unknown."""
     if count is None:
         return "-"
     if count >= 2**30:
         return f"{count / 2**30:.2f} GiB"
-    if count >= 0.1 * 2**20 or count == 0:
+    if count >= 0.1 * 2**20:
         return f"{count / 2**20:.2f} MiB"
-    return f"{count / 2**10:.2f} KiB"
+    return f"{count / 2**10:.2f} KiB" if count >= 0.1 * 2**10 else f"{count:.0f} B"
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -51,7 +51,8 @@ def test_a_table_fits_and_keeps_its_numbers_whole(width: int, down: bool, shed: 
         (percent_text(-1.0), "-1.0 %"),
         (bytes_text(1000), "0.98 KiB"),
         (bytes_text(2**20), "1.00 MiB"),
-        (bytes_text(0), "0.00 MiB"),
+        (bytes_text(0), "0 B"),
+        (bytes_text(7), "7 B"),
     ],
 )
 def test_small_and_large_values_keep_digits(text: str, expected: str) -> None:

@@ -227,11 +227,17 @@ def extra(run: Run) -> dict[str, Any]:
     if isinstance(run, ServerRun):
         server = run.config.server
         chosen = {"engine": server.engine, "workers": run.workers, "policy": server.policy}
-        return {**chosen, "correction": server.correction, **run.loop.metrics.summary()}
+        held = {"server_bytes": _abstract_bytes((run.plan.params, run.plan.opt_state))}
+        return {**chosen, "correction": server.correction, **held, **run.loop.metrics.summary()}
     if run.clocks is None:
         return {}
     rows = sorted(row for part in processes.gather(run.clocks.summary()) for row in part)
     return {"intended_step_s": [row[1] for row in rows], "realised_step_s": [row[2] for row in rows]}
+
+
+def _abstract_bytes(tree: Any) -> int:
+    """Of all shards of the server: its copy of the parameters and the optimizer's state."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _peak_bytes(devices: Sequence[jax.Device]) -> int | None:
