@@ -18,3 +18,5 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _store
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    # Who reads an entry while another process writes it compiles it instead, and JAX warns of that (pyproject too).
+    os.environ["PYTHONWARNINGS"] = "ignore:Error reading persistent compilation cache entry"

@@ -15,7 +15,7 @@ from jaxdp.data.batch import Batch
 from jaxdp.mesh.devices import make_mesh
 from jaxdp.mesh.layout import make_layout
 from jaxdp.mesh.step import MeshStep, make_step
-from jaxdp.models.transformer import cross_entropy_sum
+from jaxdp.models.loss import cross_entropy_sum
 from jaxdp.recipe import Recipe, TrainState, make_recipe
 from jaxdp.server.core import Push, Server, Update
 from jaxdp.server.loop import Loop

@@ -1,6 +1,7 @@
 """Predicted memory against the compiler's: recorded programs, and a few compiled now."""
 
 import json
+import sys
 from pathlib import Path
 
 import jax
@@ -10,6 +11,9 @@ import pytest
 from jaxdp.config import build
 from jaxdp.mesh.compile import compile_step, compiled_bytes
 from jaxdp.predict.memory import memory
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import gpu_memory
 
 RECORDED = Path(__file__).parents[1] / "benchmarks" / "data"
 MODEL = {"layers": 3, "width": 96, "heads": 4, "ffn": 384, "context": 96, "vocab": 300}
@@ -77,3 +81,11 @@ def test_long_contexts_do_not_hide_their_scores_on_a_tpu():
     scores = 32 * 2048 * 32768 * 4
     more = memory(long, 4, platform="tpu").temporaries - memory(short, 4, platform="tpu").temporaries
     assert more > scores
+
+
+def test_programs_compiled_for_gpus_are_predicted():
+    """Of 17 programs for 8 H100: models, strategies and recomputation as in `benchmarks/gpu_memory.py`."""
+    errors = [gpu_memory.error(row) for row in gpu_memory.recorded()]
+    assert len(errors) == len(gpu_memory.PROGRAMS)
+    assert np.mean(np.abs(errors)) < 0.05 and abs(np.mean(errors)) < 0.03
+    assert max(map(abs, errors)) < 0.13

@@ -30,8 +30,8 @@ except OSError as error:
 def started(command: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """The command's process, without input and in a process group of its own.
 
-    At the end of the `with` the whole group is terminated, and killed if it is still there after `GRACE_S`. It is killed
-    too when this process is.
+    At the end of the `with` the whole group is terminated, and killed if it is still there after `GRACE_S`. It is
+    killed too when this process is.
     """
     python = [sys.executable, "-I", "-S", "-c"]
     reaper = subprocess.Popen([*python, REAPER], stdin=subprocess.PIPE, start_new_session=True)

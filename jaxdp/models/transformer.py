@@ -18,6 +18,7 @@ from jaxdp.config import ModelConfig
 from jaxdp.data.batch import Batch
 from jaxdp.models import shapes
 from jaxdp.models.attention import SAVED_NAME, Attention, rotary
+from jaxdp.models.loss import head_loss_sum
 from jaxdp.task import LossSum, Params, Unshard
 
 Remat = Literal["none", "dots", "block"]
@@ -105,7 +106,7 @@ class Transformer(nnx.Module):
         remat: Remat,
         keys_B: jax.Array | None,
     ) -> jax.Array:
-        """The logits, [N, V] in float32. `embed`, `final_norm` and `head` must have been unsharded already."""
+        """The normed hidden values, [N, D]. `embed`, `final_norm` and `head` must have been unsharded already."""
         # The look-up's gradient is summed in float32, whatever the compute dtype.
         x_BxTxD = self.embed[...].astype(jnp.float32)[inputs_BxT].astype(self.embed[...].dtype)
         x_NxD = x_BxTxD.reshape(-1, self.model.width)
@@ -119,8 +120,11 @@ class Transformer(nnx.Module):
 
         stacked = (jnp.arange(self.model.layers), nnx.to_pure_dict(blocks))
         x_NxD, _ = jax.lax.scan(jax.checkpoint(body, policy=_POLICIES[remat]), x_NxD, stacked)
-        head_DxV = self.embed[...].T if self.model.tied else self.head[...]
-        return jnp.matmul(rms_norm(x_NxD, self.final_norm[...]), head_DxV, preferred_element_type=jnp.float32)
+        return rms_norm(x_NxD, self.final_norm[...])
+
+    @property
+    def head_DxV(self) -> jax.Array:
+        return self.embed[...].T if self.model.tied else self.head[...]
 
 
 def rms_norm(x_NxD: jax.Array, scale_D: jax.Array) -> jax.Array:
@@ -135,7 +139,14 @@ def init_params(model: ModelConfig, key: jax.Array) -> Params:
     return nnx.to_pure_dict(nnx.state(Transformer(model, nnx.Rngs(params=key))))
 
 
-def make_loss_sum(model: ModelConfig, attention: Attention, remat: Remat, seed: int) -> LossSum:
+def make_loss_sum(
+    model: ModelConfig,
+    attention: Attention,
+    remat: Remat,
+    seed: int,
+    chunk: Callable[[int], int] = lambda tokens: tokens,
+) -> LossSum:
+    """`chunk` gives the tokens whose logits are held at once, of so many in a microbatch."""
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: Transformer(model, nnx.Rngs(0))))
 
     def loss_sum(params: Params, batch: Batch, unshard: Unshard, *, train: bool = True) -> tuple[jax.Array, jax.Array]:
@@ -144,18 +155,11 @@ def make_loss_sum(model: ModelConfig, attention: Attention, remat: Remat, seed: 
         keys_B = None
         if train and model.dropout:
             keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), batch.positions_B)
-        logits_NxV = transformer(batch.inputs_BxT, lambda shards: unshard("blocks", shards), attention, remat, keys_B)
-        return cross_entropy_sum(logits_NxV, batch.targets_BxT.reshape(-1), batch.weights_BxT.reshape(-1))
+        x_NxD = transformer(batch.inputs_BxT, lambda shards: unshard("blocks", shards), attention, remat, keys_B)
+        targets_N, weights_N = batch.targets_BxT.reshape(-1), batch.weights_BxT.reshape(-1)
+        return head_loss_sum(x_NxD, transformer.head_DxV, targets_N, weights_N, chunk(len(x_NxD)))
 
     return loss_sum
-
-
-def cross_entropy_sum(logits_NxV: jax.Array, targets_N: jax.Array, weights_N: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The weighted sum of the targets' negative log-likelihoods, and the sum of the weights."""
-    weights_N = weights_N.astype(jnp.float32)
-    target_N = jnp.take_along_axis(logits_NxV, targets_N[:, None], axis=-1)[:, 0]
-    losses_N = jax.nn.logsumexp(logits_NxV, axis=-1) - target_N
-    return jnp.sum(losses_N * weights_N), jnp.sum(weights_N)
 
 
 def _initial(name: str, shape: tuple[int, ...], model: ModelConfig, rngs: nnx.Rngs) -> jax.Array:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from jaxdp.config import Config
 from jaxdp.models.attention_form import form, query_blocks
+from jaxdp.models.loss_form import loss_chunk
 from jaxdp.parameter import PARAMETER_BYTES
 from jaxdp.predict.compute import COMPUTE_BYTES
 from jaxdp.predict.memory_fit import FITTED, SAVED, AdditiveFit, Fit
@@ -105,7 +106,7 @@ def fit(config: Config, platform: str) -> Fit | AdditiveFit:
 
 
 def temporaries(of: Parts, fit: Fit | AdditiveFit) -> float:
-    """The largest of the four optimizer_slots, or all of them where the compiler lays them side by side."""
+    """What the largest of a step's four moments takes, or all of them where the compiler lays them side by side."""
     return _sum(of, fit) if isinstance(fit, AdditiveFit) else _largest(of, fit)
 
 
@@ -160,7 +161,7 @@ def parts(config: Config, placed: Shards, sequences: int, value_bytes: int, plat
         layers=model.layers,
         layer=tuple(tokens * size for size in (model.width, projected, *ffn, whole)),
         scores=model.heads * _largest_scores(model.context, attention.block) * value_bytes if attention.block else 0,
-        logits=sequences * model.context * model.vocab * PARAMETER_BYTES,
+        logits=loss_chunk(platform, sequences * model.context, model.vocab) * model.vocab * PARAMETER_BYTES,
         tied=model.tied,
         block_gradients=sum(leaf.shard_bytes for leaf in blocks),
         outer_gradients=sum(leaf.shard_bytes for leaf in outer),

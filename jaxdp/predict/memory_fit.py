@@ -51,7 +51,7 @@ SAVED = {"none": (13, 1, 6, 6, 3), "dots": (3, 1, 1, 2, 0), "block": (1, 0, 0, 0
 _MLP = {"none": (4, 0, 2, 4, 0), "dots": (7, 1, 3, 6, 0), "block": (9, 2, 4, 8, 0)}
 _ATTENTION = {"none": (4, 2, 0, 0, 3), "dots": (7, 3, 0, 0, 3), "block": (9, 4, 0, 0, 3)}
 _BY_DEFINITION = {
-    remat: Fit(SAVED[remat], _MLP[remat], _ATTENTION[remat], 3, 1, 1, 0.5, 1, 3, 2, 1, 1, 0.5, 1, 1, 1)
+    remat: Fit(SAVED[remat], _MLP[remat], _ATTENTION[remat], 3, 1, 1, 0.5, 1, 3, 2, 1, 1, 0.5, 1, 1, 0)
     for remat in ("none", "dots", "block")
 }
 # Fitted to 170 programs that XLA compiled for CPUs (benchmarks/data/compiled-bytes-cpu.jsonl).
