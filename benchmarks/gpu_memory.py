@@ -66,8 +66,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from-data", action="store_true", help="compile nothing")
     if not parser.parse_args().from_data:
-        names: tuple[str, ...] = ("model", "strategy", "sequences", "remat")
-        rows = [dict(zip(names, program, strict=True)) for program in PROGRAMS]
+        rows: list[dict[str, Any]] = [
+            {"model": model, "strategy": strategy, "sequences": sequences, "remat": remat}
+            for model, strategy, sequences, remat in PROGRAMS
+        ]
         lines = [json.dumps({**row, "device": "h100", "devices": GPUS, "bytes": compiled(row)}) for row in rows]
         DATA.write_text("\n".join(lines) + "\n", encoding="utf-8")
     errors = []
