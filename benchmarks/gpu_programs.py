@@ -1,5 +1,7 @@
 """GPU programs of GPUs that are not there: compiled under every set of options, and their schedules played.
 
+    python benchmarks/gpu_programs.py --strategies ddp,hsdp --set strategy.reduce=block --options none,pipelined \
+        --out benchmarks/results/gpu_programs_by_block.json
     python benchmarks/gpu_programs.py [--strategies ddp,fsdp] [--models 1b] [--hosts 1,4] [--options none,pipelined]
 
 Needs jax[cuda12] (no GPU, no driver). Compiles for hosts of 8 H100, reads the scheduled program and plays it at the bus

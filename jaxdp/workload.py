@@ -46,6 +46,12 @@ def parameters(config: Config) -> tuple[Parameter, ...]:
     return task.parameters if task else shapes.parameters(config.model)
 
 
+def reduces_by_block(config: Config) -> bool:
+    """Gradients are summed in the backward pass; of several microbatches they must be added before, so at the end."""
+    able = "reduce" in config.strategy.row.options and config.train.accumulation == 1
+    return able and config.strategy.reduce == "block"
+
+
 def open_data(config: Config) -> "DataSource":
     """The task's data; raises `BadInput` with the file's or the key's name for what cannot be trained on."""
     if task := user_task(config):

@@ -3,7 +3,12 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
+
+# A shell that starts this in the background has interrupts ignored, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"

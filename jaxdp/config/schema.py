@@ -191,6 +191,9 @@ class StrategyConfig(Section):
     )
     shard_devices: Count | None = Field(default=None, description="hsdp: devices in a shard group (default: a host's).")
     round_latency_s: NonNegative = Field(default=0.0, description="Injected delay of a block's communication.")
+    reduce: Literal["end", "block"] = Field(
+        default="end", description="ddp, hsdp: sum gradients once at the end, or a block at a time beside the backward."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -277,10 +280,7 @@ class ServerConfig(Section):
 
 
 class Config(Section):
-    task: TaskConfig | None = Field(
-        default=None,
-        description="Train your own model: a function that returns a Task.",
-    )
+    task: TaskConfig | None = Field(default=None, description="Train your own model: a function giving a Task.")
     model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)

@@ -16,7 +16,7 @@ from jaxdp.recipe import Recipe, TrainState, make_recipe
 from jaxdp.stragglers.in_step import DeviceClocks
 from jaxdp.strategies.rules import ShardRule
 from jaxdp.task import Batch
-from jaxdp.workload import example_batch
+from jaxdp.workload import example_batch, reduces_by_block
 
 
 class CompiledBytes(NamedTuple):
@@ -48,7 +48,8 @@ def build_step(
     layout = make_layout(recipe, rule, mesh)
     skip = config.train.on_nonfinite == "skip"
     latency_s = config.strategy.round_latency_s
-    return recipe, layout, make_step(recipe, layout, config.train.accumulation, skip, clocks, latency_s)
+    by_block = reduces_by_block(config)
+    return recipe, layout, make_step(recipe, layout, config.train.accumulation, skip, clocks, latency_s, by_block)
 
 
 def abstract_state(recipe: Recipe, layout: Layout) -> TrainState:

@@ -6,7 +6,7 @@ so that they do not depend on how units are spread.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from jaxdp.mesh.unshard import make_unshard
 from jaxdp.recipe import Recipe, TrainState
 from jaxdp.stragglers.in_step import DeviceClocks, note_start, sleep_rest
 from jaxdp.strategies.placement import Placement
-from jaxdp.task import Batch, Params
+from jaxdp.task import Batch, Params, by_path, in_blocks, path_text
 
 
 class StepMetrics(NamedTuple):
@@ -76,9 +76,14 @@ def make_step(
     skip_nonfinite: bool = False,
     clocks: DeviceClocks | None = None,
     round_latency_s: float = 0.0,
+    by_block: bool = False,
 ) -> MeshStep:
-    """The functions of a recipe in a layout; a device's part of the batch is taken in `accumulation` microbatches."""
-    gradients = make_gradients(recipe, layout, accumulation, clocks, round_latency_s)
+    """The functions of a recipe in a layout; a device's part of the batch is taken in `accumulation` microbatches.
+
+    `by_block`: whole gradients of blocks are summed in the backward pass, one block at a time, so that all but the
+    first block's sums may overlap it; of a single microbatch only, since others would have to be added before.
+    """
+    gradients = make_gradients(recipe, layout, accumulation, clocks, round_latency_s, by_block)
     update = make_update(recipe, layout)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
@@ -104,16 +109,25 @@ def make_step(
 
 
 def make_gradients(
-    recipe: Recipe, layout: Layout, accumulation: int, clocks: DeviceClocks | None = None, round_latency_s: float = 0.0
+    recipe: Recipe,
+    layout: Layout,
+    accumulation: int,
+    clocks: DeviceClocks | None = None,
+    round_latency_s: float = 0.0,
+    by_block: bool = False,
 ) -> Any:
     """(params, batch) -> `Sums` over the global batch, the gradients in the optimizer's layout."""
     task = recipe.task
-    unshard = make_unshard(layout.params, task.blocks, recipe.compute_dtype, round_latency_s)
+    summed = _summed_in_blocks(layout, task.blocks) if by_block and accumulation == 1 else {}
+    unshard = make_unshard(layout.params, task.blocks, recipe.compute_dtype, round_latency_s, summed)
     scalar: Any = PartitionSpec()
 
     def local(params: Params, batch: Batch) -> Sums:
         # Varying over every axis, or the transpose would reduce a replicated leaf once a block and microbatch.
-        params = jax.tree.map(lambda leaf, place: _vary(leaf, _others(layout.axes, place)), params, layout.params)
+        def vary(key_path: Any, leaf: jax.Array, place: Placement) -> jax.Array:
+            return leaf if path_text(key_path) in summed else _vary(leaf, _others(layout.axes, place))
+
+        params = jax.tree.map_with_path(vary, params, layout.params)
 
         def micro(part: Batch) -> Sums:
             def loss(params: Params) -> tuple[jax.Array, jax.Array]:
@@ -134,7 +148,7 @@ def make_gradients(
         sums = accumulate(micro, zeros, batch, accumulation)
         if clocks is not None:
             sums = sums._replace(loss=sleep_rest(clocks, sums.loss, sums.grads, layout.axes))
-        return _reduce(sums, layout)
+        return _reduce(sums, layout, summed)
 
     return jax.shard_map(
         local,
@@ -235,15 +249,27 @@ def make_evaluate(recipe: Recipe, layout: Layout) -> Any:
     )
 
 
-def _reduce(sums: Sums, layout: Layout) -> Sums:
+def _summed_in_blocks(layout: Layout, blocks: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The axes over which the gradients of blocks' leaves are summed whole, by the leaves' paths."""
+    pairs = zip(by_path(layout.params).items(), jax.tree.leaves(layout.optimizer), strict=True)
+    return {
+        path: axes
+        for (path, params), optimizer in pairs
+        if in_blocks(path, blocks) and params.axis == optimizer.axis and (axes := _others(layout.axes, params))
+    }
+
+
+def _reduce(sums: Sums, layout: Layout, done: Collection[str]) -> Sums:
     """Sums over the axes that don't cut a leaf's parameters: scattered over the one that cuts its optimizer state.
 
     All leaves that are summed whole over the same axes travel in one collective, the scalars with them.
     """
     leaves, structure = jax.tree.flatten(sums.grads)
-    placements = zip(jax.tree.leaves(layout.params), jax.tree.leaves(layout.optimizer), strict=True)
+    placements = zip(by_path(layout.params).items(), jax.tree.leaves(layout.optimizer), strict=True)
     whole: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for index, (params, optimizer) in enumerate(placements):
+    for index, ((path, params), optimizer) in enumerate(placements):
+        if path in done:
+            continue
         if optimizer.axis and not params.axis:
             leaves[index] = jax.lax.psum_scatter(optimizer.store(leaves[index]), optimizer.axis, tiled=True)
         if summed := _others(layout.axes, optimizer):

@@ -54,7 +54,7 @@ class Advice:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        return assumptions(self.hardware)
+        return assumptions(self.hardware, self.config)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -79,7 +79,7 @@ class Advice:
         }
 
 
-def assumptions(hardware: Hardware) -> tuple[str, ...]:
+def assumptions(hardware: Hardware, config: Config) -> tuple[str, ...]:
     """What the prediction takes for true, line by line."""
     if hardware.stack != OWN_STACK:
         return (
@@ -89,7 +89,9 @@ def assumptions(hardware: Hardware) -> tuple[str, ...]:
     gpu = any(group.platform == "gpu" for group in hardware.groups)
     share = hardware.usable_bytes / hardware.memory_bytes
     why = "as a run takes (XLA_PYTHON_CLIENT_MEM_FRACTION)" if gpu else "the rest is the runtime's"
-    overlap = "gathers overlap the block before; reductions after the backward pass overlap nothing"
+    late = "whole gradients are summed after the backward pass and overlap nothing (strategy.reduce=end)"
+    early = "ddp and hsdp sum a block's gradients beside the backward pass of the block before (strategy.reduce=block)"
+    overlap = f"gathers overlap the block before; {early if config.strategy.reduce == 'block' else late}"
     origin = (
         "rates are fitted to published runs of other stacks; jaxdp's own overlap and recomputation follow from its"
         " programs and are untested on these devices: compare with jaxdp bench"

@@ -8,6 +8,7 @@ from jaxdp.config import Config
 from jaxdp.predict.advise import Advice
 from jaxdp.predict.evaluate import Row, evaluate
 from jaxdp.predict.hardware import Hardware
+from jaxdp.strategies.rows import STRATEGIES
 
 WORTHWHILE = 1.01  # less is no remedy
 
@@ -79,6 +80,9 @@ def _changes(row: Row, config: Config) -> Iterator[tuple[str, Any, str]]:
         yield "train.remat", "none", "no recomputation"
         if train.remat == "block":
             yield "train.remat", "dots", "less recomputation"
+    able = "reduce" in STRATEGIES[row.strategy].options and row.accumulation == 1
+    if able and config.strategy.reduce == "end":
+        yield "strategy.reduce", "block", "sums of a block's gradients beside the backward pass"
     yield "train.global_batch", 2 * row.global_batch, "more sequences per device"
     if row.strategy == "ps" and not config.server.pipeline:
         yield "server.pipeline", True, "pulls while it computes"

@@ -10,11 +10,11 @@ from jaxdp.predict.compute import COMPUTE_BYTES
 from jaxdp.predict.hardware import Hardware
 from jaxdp.predict.network import Link, two_level_all_reduce, two_level_pass
 from jaxdp.predict.sharding import Shards, mesh_config, shards
-from jaxdp.strategies.collectives import Planned, moved_bytes, plan
+from jaxdp.strategies.collectives import SUM, Planned, moved_bytes, plan
 from jaxdp.strategies.flat_layout import flat_layout
 from jaxdp.strategies.flat_plan import FETCH, RETURN, plan_flat
 from jaxdp.strategies.rules import DATA_AXIS
-from jaxdp.workload import parameters
+from jaxdp.workload import parameters, reduces_by_block
 
 FLAT_PURPOSES = {FETCH: "block_gather", RETURN: "block_scatter"}
 
@@ -77,7 +77,7 @@ def planned_collectives(config: Config, placed: Shards, dtype: str) -> list[Plan
     known = {leaf.path: leaf.cut for leaf in placed.leaves}
     listed = [parameter for parameter in parameters(config) if parameter.path in known]
     times, width = config.train.accumulation, COMPUTE_BYTES[dtype]
-    planned = plan(listed, known, placed.axes, times, width)
+    planned = plan(listed, known, placed.axes, times, width, reduces_by_block(config))
     if config.strategy.row.flat:
         planned += plan_flat(flat_layout(parameters(config), placed.axes[DATA_AXIS]), times, width)
     return planned
@@ -90,7 +90,7 @@ def _part(planned: Planned, placed: Shards) -> str:
     cut = {leaf.path: leaf.params.axis for leaf in placed.leaves}
     inside = all(planned.axes[0] == cut[path] for path in planned.leaves)
     if not inside:
-        return "end"
+        return "block_scatter" if planned.purpose == SUM and planned.count > 1 else "end"
     where = "block" if planned.leaves[0].startswith("blocks.") else "outer"
     return f"{where}_{'gather' if planned.kind == 'all-gather' else 'scatter'}"
 

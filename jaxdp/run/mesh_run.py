@@ -18,7 +18,7 @@ from jaxdp.stragglers import delays
 from jaxdp.stragglers.in_step import DeviceClocks
 from jaxdp.task import DataSource
 from jaxdp.timeline import Span
-from jaxdp.workload import units_per_batch
+from jaxdp.workload import reduces_by_block, units_per_batch
 
 # XLA's CPU client admits 32 programs to a device; beyond, the launches of one step wait for each other's places while
 # its collectives wait for all: the process aborts. A few steps hide the dispatch as well as many do.
@@ -43,6 +43,11 @@ class MeshRun:
         self.devices = list(devices)
         self.arrivals = arrivals
         self.clocks = _clocks(config, self.devices, spans, arrivals)
+        if self.clocks and reduces_by_block(config):
+            raise BadInput(
+                "strategy.reduce: block sums gradients while the backward pass goes on, so nobody's lateness can be "
+                "injected before it or measured; use strategy.reduce=end"
+            )
         self.recipe, self.layout, self.functions = build_step(config, devices, hosts, clocks=self.clocks)
         self.rows = self.layout.local_rows(config.train.global_batch)
         self.compile_s = 0.0

@@ -87,6 +87,7 @@ def plan(
     axis_sizes: Mapping[str, int],
     accumulation: int = 1,
     compute_dtype_bytes: int = PARAMETER_BYTES,
+    by_block: bool = False,
 ) -> list[Planned]:
     """The collectives of one train step, scalar sums left out, from each parameter's cut.
 
@@ -94,6 +95,7 @@ def plan(
       forward and once backward a layer, outside once; its gradient is reduce-scattered once each.
     - Over the axes that don't cut the parameters, gradients are reduced once a step: scattered where the
       optimizer's state is cut, summed whole elsewhere, all such leaves of the same axes together.
+    - `by_block` sums gradients of blocks that are not scattered leaf by leaf, one layer at a time.
     - New parameters are gathered in float32 where only the optimizer's state is cut.
     """
     planned: list[Planned] = []
@@ -105,7 +107,10 @@ def plan(
         elif placed.optimizer.axis:
             planned += _updates(parameter, placed.optimizer, axis_sizes)
         if summed := tuple(axis for axis, size in axis_sizes.items() if size > 1 and axis != placed.optimizer.axis):
-            whole[summed].append((parameter.path, placed.optimizer))
+            if by_block and parameter.in_blocks and placed.params.axis == placed.optimizer.axis:
+                planned.append(_layer_sum(parameter, placed.params, summed, axis_sizes))
+            else:
+                whole[summed].append((parameter.path, placed.optimizer))
     for axes, leaves in whole.items():
         size = GRADIENT_BYTES * sum(math.prod(leaf.shard_shape) for _, leaf in leaves)
         padding = GRADIENT_BYTES * sum(leaf.padding * leaf.layers // leaf.pieces for _, leaf in leaves)
@@ -115,6 +120,24 @@ def plan(
             Planned("all-reduce", SUM, paths, axes, groups, GRADIENT_BYTES, size, count=1, padding_bytes=padding)
         )
     return planned
+
+
+def _layer_sum(
+    parameter: Parameter, placement: Placement, axes: tuple[str, ...], axis_sizes: Mapping[str, int]
+) -> Planned:
+    """The sums of one leaf's gradients, a layer at a time."""
+    layer = placement.layer
+    return Planned(
+        kind="all-reduce",
+        purpose=SUM,
+        leaves=(parameter.path,),
+        axes=axes,
+        groups=_groups(tuple(axis_sizes.items()), axes),
+        dtype_bytes=GRADIENT_BYTES,
+        bytes=math.prod(layer.shard_shape) * GRADIENT_BYTES,
+        count=parameter.shape[0],
+        padding_bytes=layer.padding * GRADIENT_BYTES // layer.pieces,
+    )
 
 
 def _fetches(

@@ -81,6 +81,7 @@ STRATEGIES: Registry[Strategy] = Registry(
             name="ddp",
             summary="a full copy on every device",
             cut=Cut(),
+            options=("reduce",),
             least_bytes=ddp_bytes,
             in_worker=True,
             simulated=True,
@@ -109,7 +110,7 @@ STRATEGIES: Registry[Strategy] = Registry(
             cut=_EVERYTHING,
             least_bytes=fsdp_bytes,
             axes=host_and_data_axes,
-            options=("min_shard_bytes", "shard_devices", "round_latency_s"),
+            options=("min_shard_bytes", "shard_devices", "round_latency_s", "reduce"),
         ),
         Strategy(
             name="fsdp_flat",
