@@ -140,7 +140,7 @@ def train(
             save_every=save_every,
             eval_every=eval_every,
             observe=lambda done, note: observe(name, done, note),
-            stop=stop or StopFlag(),
+            stop=StopFlag() if stop is None else stop,  # a flag that is not raised is false
         )
 
 

@@ -13,6 +13,7 @@ import pytest
 import jaxdp
 from jaxdp.config import Config, build, load
 from jaxdp.errors import BadInput
+from jaxdp.job.stop import StopFlag
 from jaxdp.report.analysis.write import sections_of, study
 from jaxdp.run.divergence import divergence
 from tests.report_cases import result
@@ -171,3 +172,15 @@ def test_a_diverged_run_is_told_first_and_never_ranked(tmp_path: Path) -> None:
     bullets = [line for line in overview.splitlines() if line.startswith("- ")]
     assert "**ps" in bullets[0] and "diverged" in bullets[0] and "9.94" in bullets[0]
     assert "**ddp** has the highest throughput" in bullets[1]
+
+
+def test_a_stop_flag_that_is_not_raised_yet_is_the_one_that_stops(tmp_path: Path) -> None:
+    class AfterOneWindow(StopFlag):
+        @property
+        def requested(self) -> bool:
+            return (tmp_path / "run" / "steps.jsonl").exists() and len(rows(tmp_path / "run" / "steps.jsonl")) > 0
+
+    stop = AfterOneWindow()
+    assert not stop
+    summary, _ = train(tmp_path / "run", stop=stop)
+    assert summary.stopped and 0 < summary.step < 12
